@@ -11,7 +11,7 @@ use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health::HealthVerdict;
 use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
-use super::report::PodReport;
+use super::report::{PodReport, cut_texts};
 use super::state::{DataDir, StoredPod, read};
 use super::{AgentSettings, AtShutdown, cgroup};
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
@@ -293,7 +293,7 @@ impl PodTask {
         }
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
         let env = self.env(name, &spec, settings, data);
-        let Expanded { command, env } = Expanded::of(&process.command, &process.env, env)
+        let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
             .map_err(|error| format!("{}: {}", error.path, error.reason()))?;
         let home = data.pod(&self.id);
         let cwd = match &process.cwd {
@@ -391,7 +391,7 @@ impl PodTask {
         let launched = !statuses.is_empty() && statuses.iter().all(was_started);
         // A process that could not be started and is not started again has ended, too: the owner must see that.
         let is_over = phase == Some(NodePodPhase::Ended);
-        let status = PodStatus {
+        let mut status = PodStatus {
             status: if launched && self.spec.is_ok() { "launched" } else { "failed" }.to_owned(),
             phase: phase.unwrap_or(NodePodPhase::Unfit),
             message: messages.join("; "),
@@ -402,6 +402,7 @@ impl PodTask {
             notes: self.notes.clone(),
             devices: self.devices(),
         };
+        cut_texts(&mut status);
         let reality = (launched || is_over).then(|| Arc::clone(&self.intended.manifest));
         PodReport { reality, status }
     }

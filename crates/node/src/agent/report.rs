@@ -12,6 +12,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId, SessionId};
 use rcfarm_api::key;
+use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_store::{Op, TokenBucket};
@@ -28,7 +29,27 @@ pub struct PodReport {
 /// Upper bound of `CannotStart` in a health key, in characters. Farms read all health keys often.
 const LONGEST_WHY: usize = 200;
 
+/// Upper bound of each text in a status, in bytes. Texts may repeat parts of the manifest.
+pub const LONGEST_TEXT: usize = 1_024;
+
 impl PodReport {
+    /// The report without its large parts, for a pod whose report alone does not fit a transaction: first without the
+    /// manifest, then also without the processes and notes.
+    #[must_use]
+    pub fn reduced(&self) -> [PodReport; 2] {
+        let mut report = PodReport { reality: None, ..self.clone() };
+        let why =
+            "the pod's report is too large for a transaction: its manifest is not in reality/";
+        report.status.message = prefixed(why, &self.status.message);
+        let mut shortest = report.clone();
+        let why = format!("{why}, and its processes are not listed");
+        shortest.status.message = prefixed(&why, &self.status.message);
+        shortest.status.processes.clear();
+        shortest.status.notes.clear();
+        shortest.status.devices.clear();
+        [report, shortest]
+    }
+
     /// The operations of the report. The health key is a lock of `session`, so it vanishes with the agent.
     #[must_use]
     pub fn ops(
@@ -63,6 +84,22 @@ impl PodReport {
             },
         ]
     }
+}
+
+/// Cuts each text of a status to [`LONGEST_TEXT`].
+pub fn cut_texts(status: &mut PodStatus) {
+    let shorten = |text: &mut String| *text = cut(text, LONGEST_TEXT);
+    shorten(&mut status.message);
+    status.cannot_start.iter_mut().for_each(shorten);
+    status.notes.iter_mut().for_each(shorten);
+    for process in &mut status.processes {
+        shorten(&mut process.message);
+        shorten(&mut process.entry_point);
+    }
+}
+
+fn prefixed(why: &str, message: &str) -> String {
+    if message.is_empty() { why.to_owned() } else { format!("{why}; {message}") }
 }
 
 /// The operations that delete a pod's keys.
@@ -193,6 +230,17 @@ mod tests {
         }
         assert_eq!(of("id: web\n", NodePodPhase::Ended), None);
         assert_eq!(of(r#"{"id":"web","job":"x"}"#, NodePodPhase::Ended), None);
+    }
+
+    #[test]
+    fn reduced_report_says_what_is_left_out() {
+        let status = PodStatus { message: "m".to_owned(), ..PodStatus::default() };
+        let report = PodReport { reality: Some("x".repeat(600_000).into()), status };
+        for short in report.reduced() {
+            assert_eq!(short.reality, None);
+            assert!(short.status.message.contains("too large"), "{}", short.status.message);
+            assert!(short.status.message.ends_with("; m"), "{}", short.status.message);
+        }
     }
 
     #[test]

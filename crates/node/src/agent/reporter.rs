@@ -3,12 +3,13 @@
 //! A transaction that may have been applied is simply written again: every operation in it is idempotent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{error, warn};
 
 use super::event::{AgentEvent, PresenceState};
 use super::pod::PodTask;
@@ -18,12 +19,12 @@ use super::report::{
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, LONGEST_PAUSE};
-use rcfarm_api::Timestamp;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::PodId;
+use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Commit, Env, Op, StoreError, TokenBucket, Txn, Writer};
+use rcfarm_store::{Commit, Env, StoreError, TokenBucket, Txn, Writer, panic_text};
 
 /// What Consul has of the pods, and the pacing of writes.
 pub(super) struct Reporter {
@@ -40,6 +41,8 @@ pub(super) struct Reporter {
     /// Pods whose deletion is being written to Consul. If the pod is intended again meanwhile, its new status is
     /// written only after the deletion completes.
     deleting: BTreeSet<PodId>,
+    /// The first pod that did not fit the last transaction. The next one begins with it.
+    first: Option<PodId>,
     /// A transaction is under way.
     is_writing: bool,
     /// Nothing is written before this moment.
@@ -73,6 +76,7 @@ impl Reporter {
             write_limits: BTreeMap::new(),
             job_bell_limit: TokenBucket::default(),
             deleting: BTreeSet::new(),
+            first: None,
             is_writing: false,
             not_before: None,
             failures: 0,
@@ -163,45 +167,61 @@ impl Reporter {
     ) {
         let wall = self.env.clock.wall();
         let bell_value = self.env.ids.ordered_uuid(wall).to_string();
-        for (id, pod) in pods.iter().filter(|(_, pod)| !pod.is_first_start()) {
-            let mut report = pod.report();
+        let alone = Txn::under(&presence.claim);
+        let (after, before): (Vec<_>, Vec<_>) = pods
+            .iter()
+            .filter(|(_, pod)| !pod.is_first_start())
+            .partition(|(id, _)| Some(*id) >= self.first.as_ref());
+        self.first = None;
+        for (id, pod) in after.into_iter().chain(before) {
+            let (report, panic) = report_of(pod);
             let written = self.written.get(id);
             if written.is_some_and(|written| written.as_ref() == Some(&report)) {
                 continue;
             }
-            let mut ops = self.ops(id, &report, presence, wall);
-            let report_ops = ops.len();
-            ops.extend(pod.intended.owner.map(|owner| bell(owner, &bell_value)));
-            ops.extend(limited_job_bell(&mut self.job_bell_limit, &report, &bell_value, now));
-            if !batch.txn.fits(&ops, self.settings.limits) {
-                break;
+            let mut job_bell_limit = self.job_bell_limit;
+            let mut bells =
+                Vec::from_iter(pod.intended.owner.map(|owner| bell(owner, &bell_value)));
+            bells.extend(limited_job_bell(&mut job_bell_limit, &report, &bell_value, now));
+            let ops_of = |report: &PodReport| {
+                let ops = report.ops(&self.settings.name, id, &presence.health, wall);
+                [ops, bells.clone()].concat()
+            };
+            let limits = self.settings.limits;
+            let (mut shown, mut ops) = (None, ops_of(&report));
+            if !alone.fits(&ops, limits) {
+                shown = report.reduced().into_iter().find(|less| alone.fits(&ops_of(less), limits));
+                ops = shown.as_ref().map_or(ops, ops_of);
             }
+            if !batch.txn.fits(&ops, limits) {
+                self.first.get_or_insert_with(|| id.clone());
+                continue;
+            }
+            let mut written = report;
             match self.write_limits.entry(id.clone()).or_default().take(now) {
                 WriteDecision::Write => {}
                 WriteDecision::WriteFlapping => {
                     // `written` then differs from the pod's own report, which follows as soon as the limit permits.
-                    report = flapping(&report);
-                    let flapping = self.ops(id, &report, presence, wall);
-                    ops.splice(..report_ops, flapping);
+                    written = flapping(shown.as_ref().unwrap_or(&written));
+                    ops = ops_of(&written);
                 }
                 WriteDecision::Wait(at) => {
                     batch.again_at = Some(batch.again_at.map_or(at, |other| other.min(at)));
                     continue;
                 }
             }
+            if shown.is_some() {
+                let manifest_bytes = pod.intended.manifest.len();
+                warn!(alert = true, pod = %id, manifest_bytes,
+                    "the pod's report is too large for a transaction and was cut");
+            }
+            if let Some(panic) = panic {
+                error!(alert = true, pod = %id, panic, "a panic while a pod was described");
+            }
+            self.job_bell_limit = job_bell_limit;
             batch.txn.extend(ops);
-            batch.reports.insert(id.clone(), Some(report));
+            batch.reports.insert(id.clone(), Some(written));
         }
-    }
-
-    fn ops(
-        &self,
-        id: &PodId,
-        report: &PodReport,
-        presence: &PresenceState,
-        wall: Timestamp,
-    ) -> Vec<Op> {
-        report.ops(&self.settings.name, id, &presence.health, wall)
     }
 
     /// Handles the result of a transaction. Returns `false` if Consul refused the fence: the session is lost.
@@ -255,5 +275,18 @@ impl Reporter {
         }
         let pause = backoff(Duration::from_millis(200), LONGEST_PAUSE, self.failures);
         self.not_before = Some(monotonic() + self.env.ids.jitter(pause, 0.5));
+    }
+}
+
+/// The report of a pod. If that panics, the report says so, and the panic's text is returned with it.
+fn report_of(pod: &PodTask) -> (PodReport, Option<String>) {
+    match catch_unwind(AssertUnwindSafe(|| pod.report())) {
+        Ok(report) => (report, None),
+        Err(panic) => {
+            let panic = panic_text(panic.as_ref());
+            let message = format!("the agent panicked while it described the pod: {panic}");
+            let status = PodStatus { status: "failed".to_owned(), message, ..PodStatus::default() };
+            (PodReport { reality: None, status }, Some(panic))
+        }
     }
 }
