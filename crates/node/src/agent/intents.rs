@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use super::LONGEST_PAUSE;
@@ -23,6 +23,7 @@ use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::Env;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::mass_deletion_guard::judge;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Entry, Query, Reader, StoreError};
 
@@ -30,6 +31,11 @@ use rcfarm_store::{Entry, Query, Reader, StoreError};
 const FULL_EVERY: Duration = Duration::from_secs(300);
 /// Pause before the next full read while the guard keeps pods.
 const GUARDED_EVERY: Duration = Duration::from_secs(5);
+
+/// While the node has no intents, its watch wakes at each write anywhere below `intent/` (`consul-semantics.md` §0 #9).
+/// It then reads once per interval. Two reads may follow each other at once, so that on a quiet cluster the first intent
+/// is seen at once.
+const EMPTY_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct IntentWatch {
     pub(super) env: Env,
@@ -40,6 +46,21 @@ pub(super) struct IntentWatch {
     pub(super) known: BTreeSet<PodId>,
 }
 
+/// Paces the reads of an empty tree.
+struct EmptyReads {
+    /// One interval after the last read, or later if two came at once.
+    due: Instant,
+}
+
+impl EmptyReads {
+    /// When to read next, after a read that was sent at `asked` and found nothing.
+    fn next(&mut self, asked: Instant) -> Instant {
+        let next = self.due.max(asked);
+        self.due = next + EMPTY_EVERY;
+        next
+    }
+}
+
 impl IntentWatch {
     /// Watches without end and sends the result of each successful read.
     pub(super) async fn run(mut self) {
@@ -48,9 +69,17 @@ impl IntentWatch {
         let mut watch = TreeWatch::new(reader, prefix.clone(), FULL_EVERY);
         let mut last = NodeIntents::default();
         let mut failures = 0;
+        let mut empty_reads = EmptyReads { due: monotonic() };
         loop {
+            let asked = monotonic();
+            let mut next_read = asked;
             let read = match watch.next().await {
-                Ok(answer) => self.build(&last, answer.value, answer.filtered).await,
+                Ok(answer) => {
+                    if answer.value.is_empty() {
+                        next_read = empty_reads.next(asked);
+                    }
+                    self.build(&last, answer.value, answer.filtered).await
+                }
                 Err(error) => Err(error),
             };
             match read {
@@ -72,6 +101,7 @@ impl IntentWatch {
                         sleep(GUARDED_EVERY).await;
                         watch.reset();
                     }
+                    sleep_until(next_read).await;
                 }
                 Err(error) => {
                     failures += 1;
