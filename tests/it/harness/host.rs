@@ -12,6 +12,7 @@ use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_emulator::Emulator;
+use rcfarm_node::agent::driver::Driver;
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::state::DataDir;
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
@@ -63,8 +64,13 @@ impl Host {
 
     /// Starts the agent with another client of the store.
     pub fn start_on(&mut self, store: Emulator) {
+        let driver = ProcessDriver::new(PathBuf::from(env!("CARGO_BIN_EXE_rcfarm")));
+        self.start_with(store, Arc::new(driver));
+    }
+
+    /// Starts the agent with another client of the store and a driver.
+    pub fn start_with(&mut self, store: Emulator, driver: Arc<dyn Driver>) {
         let env = self.env(Arc::new(store));
-        let driver = Arc::new(ProcessDriver::new(PathBuf::from(env!("CARGO_BIN_EXE_rcfarm"))));
         let agent = Agent::new(self.settings.clone(), env, driver);
         let shutdown = CancellationToken::new();
         self.agent = Some((tokio::spawn(agent.run(shutdown.clone())), shutdown));

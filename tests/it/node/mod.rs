@@ -3,6 +3,7 @@
 mod adoption;
 mod devices;
 mod health;
+mod hostile;
 mod pods;
 mod single_instance;
 mod trust;

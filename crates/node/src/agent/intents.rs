@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::LONGEST_PAUSE;
@@ -25,7 +25,7 @@ use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::mass_deletion_guard::judge;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::TreeWatch;
-use rcfarm_store::{Entry, Query, Reader, StoreError};
+use rcfarm_store::{Entry, Query, Reader, StoreError, TokenBucket};
 
 /// Interval of full reads of the tree.
 const FULL_EVERY: Duration = Duration::from_secs(300);
@@ -46,21 +46,6 @@ pub(super) struct IntentWatch {
     pub(super) known: BTreeSet<PodId>,
 }
 
-/// Paces the reads of an empty tree.
-struct EmptyReads {
-    /// One interval after the last read, or later if two came at once.
-    due: Instant,
-}
-
-impl EmptyReads {
-    /// When to read next, after a read that was sent at `asked` and found nothing.
-    fn next(&mut self, asked: Instant) -> Instant {
-        let next = self.due.max(asked);
-        self.due = next + EMPTY_EVERY;
-        next
-    }
-}
-
 impl IntentWatch {
     /// Watches without end and sends the result of each successful read.
     pub(super) async fn run(mut self) {
@@ -69,14 +54,16 @@ impl IntentWatch {
         let mut watch = TreeWatch::new(reader, prefix.clone(), FULL_EVERY);
         let mut last = NodeIntents::default();
         let mut failures = 0;
-        let mut empty_reads = EmptyReads { due: monotonic() };
+        let mut empty_reads = TokenBucket::default();
         loop {
             let asked = monotonic();
-            let mut next_read = asked;
+            let mut pause = Duration::ZERO;
             let read = match watch.next().await {
                 Ok(answer) => {
                     if answer.value.is_empty() {
-                        next_read = empty_reads.next(asked);
+                        empty_reads.consume(EMPTY_EVERY, EMPTY_EVERY * 2, asked);
+                        let consumed = empty_reads.consumed(monotonic());
+                        pause = consumed.saturating_sub(EMPTY_EVERY);
                     }
                     self.build(&last, answer.value, answer.filtered).await
                 }
@@ -101,7 +88,7 @@ impl IntentWatch {
                         sleep(GUARDED_EVERY).await;
                         watch.reset();
                     }
-                    sleep_until(next_read).await;
+                    sleep(pause).await;
                 }
                 Err(error) => {
                     failures += 1;
