@@ -172,11 +172,13 @@ async fn idle_node_reads_its_intents_once_a_second_beside_foreign_writes() {
     let other = "n2".parse().unwrap();
     for n in 0..200 {
         host.put(&key::intent(&other, &id(&format!("p{n}"))), "id: p\n").await;
+        // Consul does so at each such write; the model only when it is told to.
+        host.store.wake_all();
         sleep(Duration::from_millis(15)).await;
     }
     let (found, most) = (reads.load(Ordering::SeqCst) - before, begun.elapsed().as_secs() + 3);
     assert!(found as u64 <= most, "{found} reads, at most {most}");
-    assert!(found >= 2, "the model wakes the watch of an empty prefix: {found} reads");
+    assert!(found >= 2, "the watch was woken: {found} reads");
 
     // On a quiet cluster an intent is seen at once, and soon beside other writes.
     sleep(Duration::from_secs(2)).await;
