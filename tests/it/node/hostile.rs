@@ -12,7 +12,7 @@ use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Star
 use rcfarm_node::agent::process::ProcessDriver;
 use tokio::time::sleep;
 
-use super::host::{Host, id, is_alive, manifest};
+use crate::harness::{Host, id, is_alive, manifest};
 use rcfarm_testing::wait::eventually;
 
 /// The fields `env` of a launchable with 34 variables, each twice as long as the one before.
@@ -138,16 +138,16 @@ async fn report_too_large_for_a_transaction_silences_no_other_pod() {
     assert!(status.message.len() < 1_100 && status.processes[0].message.len() < 1_100);
     let status = host.until("bbb", |status| status.phase == NodePodPhase::Running).await;
     assert!(status.message.contains("too large for a transaction"), "{}", status.message);
-    assert_eq!(host.get(&key::reality(&host.node(), &id("bbb"))).await, None);
+    assert_eq!(host.entry(key::reality(&host.node(), &id("bbb"))).await, None);
     let status = host.until("ccc", |status| status.message.contains("not listed")).await;
     assert!(status.processes.is_empty());
     host.until("zzz", |status| status.phase == NodePodPhase::Running).await;
     // What was left out is not written again and again.
     let key = key::pod_status(&id("bbb"), &host.node());
-    let before = host.get(&key).await.unwrap().modify_index;
+    let before = host.entry(key.clone()).await.unwrap().modify_index;
     host.intend_script("later", "exec sleep 600", "").await;
     host.until("later", |status| status.phase == NodePodPhase::Running).await;
-    assert_eq!(host.get(&key).await.unwrap().modify_index, before);
+    assert_eq!(host.entry(key).await.unwrap().modify_index, before);
     for pod in ["aaa", "bbb", "ccc"] {
         host.unintend(pod).await;
         host.until_gone(pod).await;
@@ -171,7 +171,7 @@ async fn idle_node_reads_its_intents_once_a_second_beside_foreign_writes() {
     let (before, begun) = (reads.load(Ordering::SeqCst), std::time::Instant::now());
     let other = "n2".parse().unwrap();
     for n in 0..200 {
-        host.put(&key::intent(&other, &id(&format!("p{n}"))), "id: p\n").await;
+        host.put(key::intent(&other, &id(&format!("p{n}"))), "id: p\n").await;
         // Consul does so at each such write; the model only when it is told to.
         host.store.wake_all();
         sleep(Duration::from_millis(15)).await;
