@@ -22,12 +22,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::{Instrument, debug, error_span, info, warn};
+use tracing::{Instrument, debug, error, error_span, info, warn};
 use uuid::Uuid;
 
 pub use heartbeats::Heartbeats;
+use runtime::HangWatch;
 pub use runtime::KeeperRuntime;
 
 use crate::failpoints::{Failpoint, enabled};
@@ -131,6 +133,8 @@ pub struct KeptSession {
     state: Arc<OpenSession>,
     /// Keeps the session.
     _keeping: AbortOnDropHandle<()>,
+    /// Shows the keeper that the daemon's runtime runs tasks.
+    _ticking: AbortOnDropHandle<()>,
 }
 
 struct OpenSession {
@@ -232,8 +236,9 @@ impl Keeper {
         let state = Arc::new(state);
         let span = error_span!("session", id = %state.epoch.session());
         let (keeper, kept) = (self.clone(), state.clone());
-        let keep = async move { keeper.keep(&kept).await }.instrument(span);
-        Ok(KeptSession { state, _keeping: self.runtime.spawn(Box::pin(keep)) })
+        let HangWatch { ticking, hung } = self.runtime.watch_caller();
+        let keep = async move { keeper.keep(&kept, hung).await }.instrument(span);
+        Ok(KeptSession { state, _keeping: self.runtime.spawn(Box::pin(keep)), _ticking: ticking })
     }
 
     async fn create(&self) -> Result<OpenSession, StoreError> {
@@ -331,8 +336,9 @@ impl Keeper {
         let _ = timeout(CLOSE_TIMEOUT, self.store().deregister_service(&service.id)).await;
     }
 
-    /// Passes the check and renews the session until the epoch ends.
-    async fn keep(&self, kept: &OpenSession) {
+    /// Passes the check and renews the session until the epoch ends, or until the daemon is `hung`. The session then
+    /// expires by its TTL.
+    async fn keep(&self, kept: &OpenSession, hung: BoxFuture<'static, ()>) {
         let checks = async {
             match &kept.check {
                 CheckState::Attached(service) => self.pass_checks(kept, service).await,
@@ -346,6 +352,7 @@ impl Keeper {
             () = self.watch_deadline(kept) => {}
             () = checks => {}
             () = self.renew(kept) => {}
+            () = hung => error!(alert = true, "the process hangs: its session ends"),
         }
         kept.epoch.end();
     }

@@ -3,18 +3,21 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use rcfarm::farm::Farm;
+use rcfarm::farm::{Farm, FarmError, FarmReport};
 use rcfarm::placement::{NoDiscovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::ids::NodeName;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_emulator::serve::serve;
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
-use rcfarm_store::session::KeeperRuntime;
+use rcfarm_store::session::{Heartbeats, KeeperRuntime};
 use rcfarm_store::{Reader, StoreError};
 use rcfarm_testing::wait::{eventually, within};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -55,51 +58,84 @@ impl Scheduler for Blocking {
     }
 }
 
+/// A farm on a runtime with one worker, which its scheduler blocks, and whose keeper has a thread of its own.
+struct BlockedFarm {
+    cluster: Cluster,
+    runtime: Runtime,
+    running: JoinHandle<Result<(), FarmError>>,
+    heartbeats: Arc<Heartbeats>,
+    report: Arc<Mutex<FarmReport>>,
+    shutdown: CancellationToken,
+    release: mpsc::Sender<()>,
+}
+
+impl BlockedFarm {
+    async fn start(hung_after: Duration) -> BlockedFarm {
+        let cluster = Cluster::new(1).await;
+        cluster.create_rc(1, 1).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Some(listener.local_addr().unwrap().to_string());
+        tokio::spawn(serve(listener, cluster.store.clone(), 100));
+        let config = ConsulConfig { address, ..ConsulConfig::default() };
+        let client = || Arc::new(Consul::new(&config).unwrap());
+
+        let (is_asked, (release, go_on)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
+        let scheduler = Blocking { is_asked: is_asked.clone(), go_on: Mutex::new(go_on) };
+        let (settings, env) = cluster.settings("a", "", client());
+        let keeper = KeeperRuntime::own_thread(client()).unwrap().hung_after(hung_after);
+        let env = env.with_keeper(keeper);
+        let heartbeats = env.keeper.heartbeats();
+        let farm = Farm::of_all_kinds(
+            settings,
+            env,
+            Box::new(move |_| Arc::new(scheduler)),
+            Arc::new(NoDiscovery),
+        );
+        let (report, shutdown) = (farm.report(), CancellationToken::new());
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+        let running = runtime.spawn(farm.run(shutdown.clone()));
+        eventually("the only worker is blocked", || is_asked.load(Ordering::SeqCst)).await;
+        BlockedFarm { cluster, runtime, running, heartbeats, report, shutdown, release }
+    }
+
+    async fn sessions(&self) -> Vec<String> {
+        let sessions = self.cluster.store.sessions().await.unwrap().value;
+        sessions.into_iter().map(|session| session.id.to_string()).collect()
+    }
+
+    fn heartbeats(&self) -> u64 {
+        self.heartbeats.buckets().into_iter().map(|(_, count)| count).sum()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_outlives_blocked_workers() {
-    let cluster = Cluster::new(1).await;
-    cluster.create_rc(1, 1).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = Some(listener.local_addr().unwrap().to_string());
-    tokio::spawn(serve(listener, cluster.store.clone(), 100));
-    let config = ConsulConfig { address, ..ConsulConfig::default() };
-    let client = || Arc::new(Consul::new(&config).unwrap());
-
-    let (is_asked, (release, go_on)) = (Arc::new(AtomicBool::new(false)), mpsc::channel());
-    let scheduler = Blocking { is_asked: is_asked.clone(), go_on: Mutex::new(go_on) };
-    let (settings, env) = cluster.settings("a", "", client());
-    let env = env.with_keeper(KeeperRuntime::own_thread(client()).unwrap());
-    let heartbeats = env.keeper.heartbeats();
-    let farm = Farm::of_all_kinds(
-        settings,
-        env,
-        Box::new(move |_| Arc::new(scheduler)),
-        Arc::new(NoDiscovery),
-    );
-    let (report, shutdown) = (farm.report(), CancellationToken::new());
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(1).enable_all().build().unwrap();
-    let running = runtime.spawn(farm.run(shutdown.clone()));
-    let sessions = async || {
-        let sessions = cluster.store.sessions().await.unwrap().value;
-        sessions.into_iter().map(|session| session.id.to_string()).collect::<Vec<_>>()
-    };
-
-    eventually("the only worker is blocked", || is_asked.load(Ordering::SeqCst)).await;
-    let before = sessions().await;
-    let answered = || heartbeats.buckets().into_iter().map(|(_, count)| count).sum::<u64>();
-    let then = answered();
+    let farm = BlockedFarm::start(60 * SECOND).await;
+    let (before, answered) = (farm.sessions().await, farm.heartbeats());
     // The check's TTL is 2 s.
     tokio::time::sleep(5 * SECOND).await;
-    assert!(answered() > then, "no heartbeat while the worker was blocked");
-    assert_eq!((before.len(), sessions().await), (1, before.clone()));
-    drop(release);
+    assert!(farm.heartbeats() > answered, "no heartbeat while the worker was blocked");
+    assert_eq!((before.len(), farm.sessions().await), (1, before.clone()));
+    drop(farm.release);
+    let report = farm.report;
     eventually("the farm goes on", || report.lock().unwrap().claims.get("rc") == Some(&1)).await;
     assert_eq!(report.lock().unwrap().session.as_ref(), before.first());
     assert_eq!(report.lock().unwrap().epochs_lost, 0);
-    shutdown.cancel();
-    running.await.unwrap().unwrap();
-    runtime.shutdown_background();
+    farm.shutdown.cancel();
+    farm.running.await.unwrap().unwrap();
+    farm.runtime.shutdown_background();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_of_a_hung_farm_ends() {
+    let farm = BlockedFarm::start(SECOND).await;
+    within(60 * SECOND, "the session has expired", || async { farm.sessions().await.is_empty() })
+        .await;
+    drop(farm.release);
+    farm.shutdown.cancel();
+    farm.running.await.unwrap().unwrap();
+    farm.runtime.shutdown_background();
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,17 +1,23 @@
 //! Where a session keeper runs: on the caller's runtime, or on a thread of its own.
 
-use std::io;
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{future, io, thread};
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::{Builder, Handle};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
 use super::heartbeats::Heartbeats;
+use crate::time::monotonic;
 use crate::{Store, failpoints};
+
+/// A daemon whose runtime ran no task for this long counts as hung, and its session ends. Planning and decoding leave
+/// workers free, so a busy daemon does not come near it.
+const HUNG_AFTER: Duration = Duration::from_secs(30);
 
 /// Where a session keeper runs, and the client by which it reaches Consul.
 ///
@@ -23,13 +29,22 @@ pub struct KeeperRuntime {
     store: Arc<dyn Store>,
     thread: Option<Arc<KeeperThread>>,
     heartbeats: Arc<Heartbeats>,
+    hung_after: Duration,
+}
+
+/// What tells a keeper on its own thread that the daemon's runtime still runs tasks.
+pub(super) struct HangWatch {
+    /// Runs on the daemon's runtime.
+    pub(super) ticking: AbortOnDropHandle<()>,
+    /// Runs with the keeper. Resolves when the other one has not run for too long.
+    pub(super) hung: BoxFuture<'static, ()>,
 }
 
 impl KeeperRuntime {
     /// On the runtime of the caller. For tests and simulations, whose time is virtual.
     #[must_use]
     pub fn shared(store: Arc<dyn Store>) -> KeeperRuntime {
-        KeeperRuntime { store, thread: None, heartbeats: Arc::default() }
+        KeeperRuntime { store, thread: None, heartbeats: Arc::default(), hung_after: HUNG_AFTER }
     }
 
     /// On a thread of its own. Nothing else may send requests by `store`.
@@ -38,7 +53,35 @@ impl KeeperRuntime {
     /// Fails if the operating system gives no thread or no event queue.
     pub fn own_thread(store: Arc<dyn Store>) -> io::Result<KeeperRuntime> {
         let thread = Some(Arc::new(KeeperThread::start()?));
-        Ok(KeeperRuntime { store, thread, heartbeats: Arc::default() })
+        Ok(KeeperRuntime { store, thread, heartbeats: Arc::default(), hung_after: HUNG_AFTER })
+    }
+
+    /// Ends the session of a daemon whose runtime ran no task for this long (30 s unless set). For tests.
+    #[must_use]
+    pub fn hung_after(self, limit: Duration) -> KeeperRuntime {
+        KeeperRuntime { hung_after: limit, ..self }
+    }
+
+    /// Watches the runtime of the caller. On a shared runtime a keeper hangs with its daemon, so nothing is watched.
+    pub(super) fn watch_caller(&self) -> HangWatch {
+        if self.thread.is_none() {
+            let ticking = AbortOnDropHandle::new(tokio::spawn(async {}));
+            return HangWatch { ticking, hung: Box::pin(future::pending()) };
+        }
+        let (limit, last) = (self.hung_after, Arc::new(Mutex::new(monotonic())));
+        let stamped = last.clone();
+        let ticking = AbortOnDropHandle::new(tokio::spawn(async move {
+            loop {
+                *stamped.lock().unwrap_or_else(PoisonError::into_inner) = monotonic();
+                sleep(limit / 10).await;
+            }
+        }));
+        let hung = Box::pin(async move {
+            while monotonic() - *last.lock().unwrap_or_else(PoisonError::into_inner) < limit {
+                sleep(limit / 10).await;
+            }
+        });
+        HangWatch { ticking, hung }
     }
 
     /// How late heartbeats were answered.
