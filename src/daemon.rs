@@ -84,7 +84,6 @@ pub fn kind_specs() -> Vec<KindSpec> {
 }
 
 impl Farm {
-    /// A farm of all kinds.
     #[must_use]
     pub fn of_all_kinds(
         settings: FarmSettings,

@@ -15,7 +15,6 @@
 //! It depends on the crates `rcfarm-node`, `rcfarm-consul`, `rcfarm-emulator`, `rcfarm-store` and `rcfarm-api`.
 //! Overview: `docs/architecture.md`.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod batch;
 pub mod cli;

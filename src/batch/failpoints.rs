@@ -46,7 +46,6 @@ pub(super) fn change_groups<'a>(
     groups
 }
 
-/// Changes a plan.
 pub(super) fn change_plan(plan: &mut BatchPlan) {
     for change in &mut plan.changes {
         if enabled(Failpoint::PlacePulled) {

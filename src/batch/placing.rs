@@ -33,7 +33,6 @@ pub struct GroupMember {
 pub struct PlacementChange {
     /// Namespace and name of the PodGroup.
     pub id: GroupId,
-    /// Status before the change.
     pub before: Option<VersionedStatus>,
     /// Status after the change; `None`: deleted.
     pub after: Option<PodGroupStatus>,

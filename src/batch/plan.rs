@@ -29,20 +29,17 @@ use rcfarm_api::queue::spec::QueueStrategy;
 use rcfarm_api::queue::status::Waiting;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 
-/// Statuses of all groups.
 pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
 
 /// Input of a pass.
 pub struct BatchObserved<'a> {
     /// Name of the scheduler.
     pub me: &'a ObjectName,
-    /// Spec of the scheduler.
     pub spec: &'a SchedulerSpec,
     /// All queues, those of other schedulers included.
     pub queues: &'a Queues,
     /// Records of all groups.
     pub groups: &'a StoredGroups,
-    /// Statuses of all groups.
     pub statuses: &'a GroupStatuses,
     /// Groups whose status cannot be decoded; they and their allocations stay unchanged.
     pub unreadable: &'a BTreeSet<GroupId>,
@@ -148,7 +145,6 @@ pub(super) struct Pass<'a> {
     placed: usize,
 }
 
-/// Plans one pass.
 #[must_use]
 pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
     let mut pass = Pass {

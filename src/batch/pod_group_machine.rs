@@ -9,7 +9,6 @@ use rcfarm_api::pod_group::status::PodGroupPhase;
 pub enum Order {
     /// No change.
     Keep,
-    /// Admit it.
     Admit,
     /// Back to its queue: placement timed out, or the group is on hold.
     Requeue,
@@ -65,7 +64,6 @@ impl MemberState {
     }
 }
 
-/// Next phase.
 #[must_use]
 pub fn next(phase: PodGroupPhase, order: Order, seen: MemberState) -> PodGroupPhase {
     match (order, phase) {

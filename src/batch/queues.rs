@@ -14,7 +14,6 @@ use rcfarm_api::queue::spec::{
     DEFAULT_SCHEDULER, Desired, QueueSpec, ancestors, check_family, children,
 };
 
-/// A queue.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Queue {
     /// ModifyIndex of its record.
@@ -31,7 +30,6 @@ pub struct Queue {
     pub children: Vec<QueueName>,
 }
 
-/// All queues.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queues(pub BTreeMap<QueueName, Queue>);
 

@@ -27,9 +27,7 @@ pub struct Pending {
 /// ignored and not deleted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Commands {
-    /// Of jobs.
     pub jobs: BTreeMap<Namespaced, Vec<Pending>>,
-    /// Of queues.
     pub queues: BTreeMap<QueueName, Vec<Pending>>,
     entries: usize,
 }

@@ -39,7 +39,6 @@ struct NodeFailures {
     times: u32,
 }
 
-/// Failures of one manifest.
 #[derive(Debug, Clone, Default)]
 struct ManifestFailures {
     /// Nodes where it failed, and when last.

@@ -29,7 +29,6 @@ pub struct Unowned {
     pub index: Index,
     /// The member that its labels name.
     pub slot: Slot,
-    /// Its labels.
     pub labels: Labels,
 }
 
@@ -38,7 +37,6 @@ pub struct Unowned {
 pub struct Mismatched {
     /// ModifyIndex.
     pub index: Index,
-    /// Its labels.
     pub labels: Labels,
 }
 

@@ -86,7 +86,6 @@ impl PodLabels {
         VersionedIndex::has_lost_keys(&old.places, &new.places)
     }
 
-    /// The pods of jobs.
     #[must_use]
     pub fn jobs(&self) -> &JobPods {
         &self.jobs
@@ -104,7 +103,6 @@ impl PodLabels {
         self.places.get(place)
     }
 
-    /// All pods.
     pub fn iter(&self) -> impl Iterator<Item = (&PodRef, &LabelledPod)> {
         self.places.0.iter().map(|(place, pod)| (place, &**pod))
     }

@@ -14,7 +14,6 @@ use rcfarm_store::{Decoder, Entry, Prefix, Versioned, VersionedIndex};
 /// A queue's record, or why it cannot be decoded.
 pub type StoredQueue = Versioned<Result<QueueRecord, FieldError>>;
 
-/// All stored queues.
 pub type StoredQueues = BTreeMap<QueueName, Arc<StoredQueue>>;
 
 /// Decodes `rcfarm/queues/<queue>`.
@@ -40,7 +39,6 @@ pub type QueueIndex = VersionedIndex<QueueDecoder>;
 /// orders groups by age.
 pub type StoredGroup = Versioned<Result<PodGroupRecord, Vec<FieldError>>>;
 
-/// All stored groups.
 pub type StoredGroups = BTreeMap<GroupId, Arc<StoredGroup>>;
 
 /// Decodes and validates a PodGroup's record.

@@ -29,7 +29,6 @@ use rcfarm_store::{Entry, Query, Reader, StoreError, Versioned};
 /// Which changes the mass deletion guard allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AllowedActions {
-    /// All.
     Full,
     /// The cache of nodes or of health is untrusted: nothing is removed or moved.
     NoRemoval,
@@ -238,7 +237,6 @@ impl ClusterView {
         failure_tracker.suspects(monotonic()).map(|(node, until)| (node.clone(), until)).collect()
     }
 
-    /// Nodes that are down.
     #[must_use]
     pub fn down_nodes(&self) -> BTreeSet<NodeName> {
         let (seen, now) = (self.records.snapshot(), monotonic());
@@ -267,7 +265,6 @@ impl ClusterView {
         self.ledger.node_capacities(&self.records.snapshot().value.capacities)
     }
 
-    /// Nodes that are not ready.
     #[must_use]
     pub fn not_ready(&self) -> BTreeMap<NodeName, NodeReadiness> {
         let (seen, now) = (self.records.snapshot(), monotonic());

@@ -20,7 +20,6 @@ use rcfarm_store::{Claim, Env, Index, Key, Prefix, Reader, StoreError, TxnLimits
 /// What the controllers of a kind use to read and write.
 #[derive(Clone)]
 pub struct ControllerContext {
-    /// Name of the farm.
     pub farm: FarmName,
     /// Reads.
     pub reader: Arc<dyn Reader>,
@@ -74,7 +73,6 @@ pub struct ClaimedRecord {
 pub struct KindSpec {
     /// Name in logs, metric labels and doorbells (`rcfarm/bell/<name>/<id>`).
     pub name: &'static str,
-    /// Prefix of the records.
     pub records: Prefix,
     /// Prefix of the ownership locks, each under its record's name.
     pub locks: Prefix,

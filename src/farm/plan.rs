@@ -27,21 +27,16 @@ pub const SURELY_SHOWN: Duration = Duration::from_secs(30);
 
 /// Input of [`plan`].
 pub struct ClaimsObserved<'a> {
-    /// All records.
     pub records: &'a Records,
     /// Names without a record that are claimed because something is left to clean up.
     pub left_behind: &'a BTreeSet<RecordId>,
-    /// Their labels.
     pub labels: &'a RecordLabels,
-    /// Their locks.
     pub locks: &'a Locks,
     /// The live farms. This one may be missing shortly after its start.
     pub peers: &'a Peers,
     /// Since when each farm has been seen without interruption.
     pub peers_since: &'a BTreeMap<FarmName, Instant>,
-    /// This farm.
     pub me: &'a FarmName,
-    /// Its session.
     pub session: &'a SessionId,
     /// Which records it claims.
     pub selector: &'a Selector,
@@ -55,7 +50,6 @@ pub struct ClaimsObserved<'a> {
     pub doubtful: bool,
     /// The records are untrusted (mass deletion guard): nothing is released because its record is missing.
     pub suspicious: bool,
-    /// Now.
     pub now: Instant,
 }
 

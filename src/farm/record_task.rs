@@ -29,7 +29,6 @@ const PATIENCE: u32 = 3;
 pub enum TaskExit {
     /// The farm stopped it.
     Stopped,
-    /// Its claim is lost.
     ClaimLost,
 }
 
@@ -37,7 +36,6 @@ pub enum TaskExit {
 pub struct TaskHandle {
     /// Makes the controller reconcile.
     pub wake: Arc<Notify>,
-    /// Stops the task.
     pub stop: CancellationToken,
 }
 

@@ -138,7 +138,6 @@ impl Stored for FarmPresence {}
 /// A live farm's own record at `rcfarm/farms/<farm>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FarmPresence {
-    /// Its session.
     pub session: SessionId,
     /// Which records it claims.
     pub selector: String,
@@ -172,7 +171,6 @@ pub struct FarmPresence {
 /// A live farm, read from its presence. The CreateIndex of its key changes with its session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerFarm {
-    /// Its session.
     pub session: SessionId,
     /// Which records it claims.
     pub selector: Selector,

@@ -12,7 +12,6 @@ use rcfarm_store::Prefix;
 pub enum WrittenBy {
     /// Users of the command line.
     User,
-    /// Farms.
     Farm,
     /// Node agents.
     Agent,

@@ -52,7 +52,6 @@ pub struct Farm {
 }
 
 impl Farm {
-    /// A farm of the given kinds.
     #[must_use]
     pub fn new(settings: FarmSettings, env: Env, kinds: Vec<RegisteredKind>) -> Self {
         let placement = Arc::new(PlacementReport::default);

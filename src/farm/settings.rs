@@ -7,7 +7,6 @@ use rcfarm_api::labels::Selector;
 use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
-/// Settings of a farm.
 #[derive(Clone)]
 pub struct FarmSettings {
     /// Name of the farm; unique among the live farms on a Consul tree.

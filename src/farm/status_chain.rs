@@ -61,13 +61,11 @@ pub enum RecordGuard {
 pub struct Change<S> {
     /// The record as the plan saw it.
     pub record: RecordGuard,
-    /// The status.
     pub status: StatusWrite<S>,
     /// Operations on keys that only this owner writes. If one is refused, the chain falls behind.
     pub ops: Vec<Op>,
     /// Operations on keys that other owners also write. The caller reads refused ones again.
     pub shared: Vec<Op>,
-    /// Audit records of the change.
     pub audit: Vec<AuditRecord>,
 }
 
@@ -83,7 +81,6 @@ impl<S> Change<S> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Committed {
-    /// Applied at this index.
     Applied(Index),
     /// Not applied: something has changed. Plan again after [`StatusChain::after_refusal`].
     Refused(RefusedParts),

@@ -15,7 +15,6 @@ pub enum FarmEvent {
     Changed {
         /// Name of their kind.
         kind: &'static str,
-        /// The records.
         ids: BTreeSet<RecordId>,
     },
     /// Something changed that every record of a kind depends on.

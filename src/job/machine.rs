@@ -8,7 +8,6 @@ use std::fmt;
 
 use rcfarm_api::command::CommandAction;
 
-/// Request to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobRequest {
     /// No request: follow the counts.
@@ -22,7 +21,6 @@ pub enum JobRequest {
 }
 
 impl JobRequest {
-    /// All requests.
     pub const ALL: [JobRequest; 10] = [
         JobRequest::Sync,
         JobRequest::Suspend,

@@ -24,7 +24,6 @@ pub struct Placed<'a> {
     pub id: &'a Namespaced,
     /// CreateIndex of the record.
     pub uid: JobUid,
-    /// Spec of the job.
     pub job: &'a JobSpec,
     /// Nodes by member.
     pub places: &'a BTreeMap<Slot, NodeName>,

@@ -14,11 +14,9 @@ use rcfarm_api::job::status::{JobMembers, JobStatus, PodPhase};
 pub struct MemberPod {
     /// Member of the job.
     pub slot: Slot,
-    /// Node of the pod.
     pub node: NodeName,
     /// Attempt of the whole job.
     pub version: u64,
-    /// Attempt of the member.
     pub attempt: u32,
     /// ModifyIndex of its labels.
     pub label_index: Index,
@@ -43,7 +41,6 @@ pub struct MemberPod {
 pub struct FreePod {
     /// Member according to its labels.
     pub slot: Slot,
-    /// Node of the pod.
     pub node: NodeName,
     /// Whether it has an intent; without one it is being removed.
     pub is_intended: bool,
@@ -73,7 +70,6 @@ pub enum MemberRemoveReason {
 /// Pods of a job, assigned to members.
 #[derive(Debug, Default)]
 pub struct Sorted<'a> {
-    /// The pod of each member.
     pub members: BTreeMap<Slot, &'a MemberPod>,
     /// Pods to remove whatever the request.
     pub surplus: Vec<(&'a MemberPod, MemberRemoveReason)>,

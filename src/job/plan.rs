@@ -52,7 +52,6 @@ pub struct JobObserved<'a> {
     pub immutable_hash: u64,
     /// Status as last written.
     pub status: &'a JobStatus,
-    /// Pods of this job.
     pub pods: &'a [MemberPod],
     /// Pods by member that have no intent but still run, on nodes that are not down.
     pub leaving: &'a BTreeMap<Slot, u32>,
@@ -110,7 +109,6 @@ pub struct JobPlan {
     pub status: JobStatus,
     /// Pods to create: the first ones in this transaction, the rest in a `super::batched_start`.
     pub create: Vec<Create>,
-    /// Pods to remove.
     pub remove: Vec<(MemberPod, MemberRemoveReason)>,
     /// Whether to remove pods of an older job of the name.
     pub collect_orphans: bool,

@@ -49,13 +49,10 @@ impl Trigger {
     }
 }
 
-/// Input of [`trigger`].
 pub struct TriggerInput<'a> {
-    /// Spec of the job.
     pub job: &'a JobSpec,
     /// CreateIndex of the record.
     pub uid: JobUid,
-    /// Pods by member.
     pub members: &'a BTreeMap<Slot, &'a MemberPod>,
     /// Members whose pods were lost since the last plan.
     pub lost: &'a [Slot],

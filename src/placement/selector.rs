@@ -14,7 +14,6 @@ use rcfarm_api::labels::Labels;
 /// Labels of all nodes at one index.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeLabels {
-    /// By node.
     pub nodes: BTreeMap<NodeName, Labels>,
 }
 

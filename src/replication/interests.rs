@@ -37,7 +37,6 @@ impl Interests {
         }
     }
 
-    /// Forgets an RC.
     pub(super) fn forget(&mut self, id: RcId) {
         self.seeking.remove(&id);
         let Some(selector) = self.selector_of.remove(&id) else { return };

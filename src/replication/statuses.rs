@@ -82,7 +82,6 @@ impl RcStatuses {
         RcStatuses { reader, at_claim: ClaimRead::default(), relied: Mutex::default() }
     }
 
-    /// Lists all statuses.
     pub(super) async fn list(
         &self,
     ) -> Result<(Index, BTreeMap<RcId, (Index, RcStatus)>), StoreError> {

@@ -30,7 +30,6 @@
 //! neither.
 
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod agent;
 mod client;

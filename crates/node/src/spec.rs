@@ -55,7 +55,6 @@ pub struct PodSpec {
 /// A launchable.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LaunchSpec {
-    /// A process.
     Process(Box<ProcessSpec>),
     /// A launchable that this node cannot run, and why.
     Unfit(String),
@@ -74,7 +73,6 @@ pub struct ProcessSpec {
     pub stop_signal: String,
     /// Time from the stop signal to `KILL`.
     pub grace: Duration,
-    /// Restart policy.
     pub restart: RestartPolicy,
     /// Health check; `None`: it is healthy while it runs.
     pub health: Option<HealthCheck>,

@@ -23,7 +23,6 @@ pub const CHECK_TTL: Duration = Duration::from_secs(2);
 /// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Number of the invariant.
     pub invariant: u32,
     /// What happened.
     pub what: String,
@@ -50,9 +49,7 @@ pub enum SimActor {
 /// A farm's process.
 #[derive(Debug, Clone)]
 pub struct SimProcess {
-    /// The farm.
     pub farm: FarmName,
-    /// Its selector.
     pub selector: Selector,
 }
 

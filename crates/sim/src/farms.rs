@@ -80,7 +80,6 @@ impl Farms {
         self.checker.say(monotonic() - self.start, format!("-- {what}"));
     }
 
-    /// Starts all farms.
     pub fn start_all(&mut self) {
         for farm in 0..self.designs.len() {
             self.start_farm(farm);
@@ -149,7 +148,6 @@ impl Farms {
         });
     }
 
-    /// Injects a fault.
     pub fn inject(&mut self, fault: Fault) {
         match fault {
             Fault::Kill(farm) => self.end(farm, RunningFarm::kill),

@@ -13,7 +13,6 @@ use rcfarm_store::failpoints::Failpoint;
 /// Layers that are switched off together.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Its scenario.
     pub scenario: Scenario,
     /// Failpoints that are enabled together.
     pub without: &'static [Failpoint],
@@ -26,7 +25,6 @@ pub struct Case {
 pub struct Caught {
     /// The first seed that noticed it.
     pub seed: u64,
-    /// The violation.
     pub violation: Violation,
 }
 

@@ -72,7 +72,6 @@ impl Link {
         }
     }
 
-    /// Changes the faults.
     pub fn weather(&self, change: impl FnOnce(&mut NetworkFaults)) {
         change(&mut self.lock().weather);
         self.calm.notify_waiters();

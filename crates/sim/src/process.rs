@@ -71,7 +71,6 @@ pub struct RunningFarm {
 pub enum Ended {
     /// It was stopped, or it must not run.
     Orderly,
-    /// It panicked.
     Panicked(String),
 }
 
@@ -79,7 +78,6 @@ pub enum Ended {
 pub struct ProcessEnv<'a> {
     /// The store.
     pub consul: &'a Emulator,
-    /// The checker.
     pub checker: &'a Arc<Checker>,
     /// The machine's clock.
     pub clock: &'a Arc<VirtualClock>,
@@ -88,7 +86,6 @@ pub struct ProcessEnv<'a> {
 }
 
 impl RunningFarm {
-    /// Starts a farm.
     #[must_use]
     pub fn start(
         number: u32,

@@ -33,9 +33,7 @@ pub fn take() -> BTreeMap<Occasion, u64> {
 /// An occasion in one of the worlds.
 #[derive(Debug, Clone, Copy)]
 pub struct ReachedRow {
-    /// Its scenario.
     pub scenario: Scenario,
-    /// The occasion.
     pub occasion: Occasion,
     /// The invariant that it tests.
     pub invariant: u32,
@@ -48,9 +46,7 @@ pub struct ReachedRow {
 macro_rules! occasions {
     ($($scenario:ident: { $($invariant:literal $occasion:ident = $what:literal, $least:literal;)* })*
         ; both: { $($bi:literal $both:ident = $bw:literal, $bl:literal;)* }) => {
-        /// Occasions.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-        #[allow(missing_docs)]
         pub enum Occasion { $($($occasion,)*)* $($both,)* }
 
         /// All occasions, by scenario in the order of the invariants.

@@ -11,7 +11,6 @@ use rcfarm_store::failpoints::Failpoint;
 /// How a run differs from the plain one.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Its scenario.
     pub scenario: Scenario,
     /// Safety layers that are switched off.
     pub without: Vec<Failpoint>,

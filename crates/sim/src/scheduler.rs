@@ -17,7 +17,6 @@ pub enum Mood {
     Fails,
     /// It never answers.
     Hangs,
-    /// It panics.
     Panics,
     /// It allocates nothing.
     TooFew,

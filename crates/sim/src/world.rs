@@ -45,7 +45,6 @@ const A_JOB_TAKES: Duration = Duration::from_secs(40);
 /// The record whose scheduler always panics, if there is one.
 const POISONED: usize = RECORDS;
 
-/// One world.
 pub struct World {
     checker: Arc<Checker>,
     nodes: Arc<Nodes>,

@@ -32,7 +32,6 @@ pub trait Revisioned: Clone + Default + PartialEq {
 pub enum StatusWrite<S> {
     /// Replaces it. The chain sets `revision`.
     Replace(S),
-    /// Deletes it.
     Delete,
     /// Leaves it unchanged. The transaction is no link of the chain; its own operations must make it idempotent.
     Leave,
@@ -41,7 +40,6 @@ pub enum StatusWrite<S> {
 /// Consul's answer to a transaction of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitAnswer {
-    /// Applied at this index.
     Applied(Index),
     /// Not applied: these parts were refused.
     Refused(RefusedParts),

@@ -30,7 +30,6 @@ pub(super) struct PlannedStep {
     pub(super) before: JobPhase,
 }
 
-/// An adopted pod and its identity.
 pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {

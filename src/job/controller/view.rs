@@ -29,7 +29,6 @@ pub(super) struct Meaning {
 }
 
 impl Meaning {
-    /// Number of members.
     pub(super) fn members(&self) -> usize {
         self.read.spec.tasks.iter().map(|task| task.replicas as usize).sum()
     }

@@ -62,7 +62,6 @@ fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
     false
 }
 
-/// Path of a task.
 #[must_use]
 pub fn task_path(job: &JobSpec, n: usize) -> String {
     let field = field_of(job.framework);

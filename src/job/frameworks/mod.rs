@@ -43,7 +43,6 @@ impl ClusterPeer {
 pub struct Cluster<'a> {
     /// Namespace and name of the job.
     pub id: &'a Namespaced,
-    /// Spec of the job.
     pub job: &'a JobSpec,
     /// Address of each member.
     pub peer: &'a dyn Fn(&Slot) -> ClusterPeer,
@@ -64,9 +63,7 @@ impl Cluster<'_> {
 /// An environment variable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variable {
-    /// Name of the variable.
     pub name: String,
-    /// Value of the variable.
     pub value: String,
     /// Container that gets it; `None`: all containers.
     pub container: Option<&'static str>,
@@ -91,7 +88,6 @@ pub struct TaskCount {
     pub first_succeeded: bool,
 }
 
-/// Counts by task.
 pub type Counts<'a> = BTreeMap<&'a str, TaskCount>;
 
 /// Sum over all tasks.
@@ -182,14 +178,12 @@ pub fn counting_container<'j>(job: &JobSpec, task: &'j JobTask) -> Option<&'j st
 /// Action after the failure of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// Restart it.
     Restart {
         /// Whether it counts towards `backoffLimit`.
         counts: bool,
     },
     /// Leave it; the counts decide.
     Stay,
-    /// Fail the job.
     FailJob,
 }
 

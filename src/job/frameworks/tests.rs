@@ -239,7 +239,6 @@ fn volcanos_plugins_give_the_references_values() {
     assert!(!environment(&mpi, "worker", 0, "").iter().any(|(name, _)| name == "MPI_HOST"));
 }
 
-/// Counts: pending, running, succeeded, failed.
 fn count(name: &str, [pending, running, succeeded, failed]: [u32; 4]) -> (&str, TaskCount) {
     let members = JobMembers { pending, running, succeeded, failed, ..JobMembers::default() };
     (name, TaskCount { members, first_succeeded: false })

@@ -26,7 +26,6 @@ pub struct Gang {
 /// Nodes at one moment. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
-    /// Labels of all nodes.
     pub labels: Arc<NodeLabels>,
     /// Nodes that get no pods: not ready, or suspect.
     pub unfit: BTreeSet<NodeName>,
@@ -69,7 +68,6 @@ impl GangPlacement {
 /// Why a task does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskWait {
-    /// The task.
     pub task: String,
     /// Fixed token.
     pub reason: WaitReason,

@@ -18,7 +18,6 @@ pub struct NodeCapacities(Arc<BTreeMap<NodeName, Arc<NodeCapacity>>>);
 static NOTHING: LazyLock<NodeCapacity> = LazyLock::new(NodeCapacity::default);
 
 impl NodeCapacities {
-    /// Capacity of a node.
     #[must_use]
     pub fn of(&self, node: &NodeName) -> &NodeCapacity {
         self.0.get(node).map_or(&*NOTHING, |room| &**room)
@@ -117,7 +116,6 @@ impl<'a> Ledger<'a> {
 /// Change of one node's record, guarded by the index at which it was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Booking {
-    /// The node.
     pub node: NodeName,
     /// The node after the change. `index` is that at which the record was seen.
     pub room: NodeCapacity,

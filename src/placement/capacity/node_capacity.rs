@@ -17,7 +17,6 @@ pub struct NodeCapacity {
     /// Declared capacity; all zero: not declared.
     #[serde(with = "rcfarm_api::resource_list::units")]
     pub capacity: ResourceList,
-    /// What is allocated.
     pub allocated: Allocations,
     /// ModifyIndex of the record of its allocations; 0: there is none.
     pub index: Index,

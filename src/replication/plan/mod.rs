@@ -60,14 +60,12 @@ pub enum Drift {
 pub enum PodStep {
     /// Label and intent are written.
     Add {
-        /// Which pod.
         pod_ref: PodRef,
         /// Guards the intent: 0 for a new one, else the one that is adopted.
         intent: Index,
     },
     /// Label and intent are deleted.
     Remove {
-        /// Which pod.
         pod_ref: PodRef,
         /// The pod as observed.
         pod: RcPod,
@@ -76,7 +74,6 @@ pub enum PodStep {
     },
     /// Label and intent are written again.
     Repair {
-        /// Which pod.
         pod_ref: PodRef,
         /// The pod as observed.
         pod: RcPod,
@@ -113,7 +110,6 @@ pub enum TransferPlan {
 /// A condition for the status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlannedCondition {
-    /// Its type.
     pub kind: RcConditionType,
     /// Whether it holds.
     pub status: bool,

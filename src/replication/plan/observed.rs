@@ -26,9 +26,7 @@ pub struct RcPod {
     pub label_index: Index,
     /// CreateIndex of its labels; the pod with the greatest is the newest.
     pub created: Index,
-    /// Its labels.
     pub labels: Labels,
-    /// Its intent.
     pub intent: Intent,
     /// Its health as last reported.
     pub health: Health,
@@ -105,7 +103,6 @@ pub(super) struct OpenNodes<'a> {
 }
 
 impl ReplicationObserved {
-    /// Readiness of a node.
     #[must_use]
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         self.not_ready.get(node).copied().unwrap_or(NodeReadiness::Ready)

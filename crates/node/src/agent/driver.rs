@@ -46,7 +46,6 @@ pub struct Launch {
     pub log: PathBuf,
     /// User and group ids; `None`: those of the agent.
     pub run_as: Option<(u32, u32)>,
-    /// Its cgroup.
     pub cgroup: Option<PathBuf>,
     /// File with the lease: the process is stopped before the lease ends.
     pub lease: Option<PathBuf>,
@@ -57,7 +56,6 @@ pub struct Launch {
 /// A process that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
-    /// Number of the start.
     pub attempt: u64,
     /// Process id, which is also its process group.
     pub pid: i32,
@@ -78,7 +76,6 @@ pub struct ProcessExit {
     pub attempt: u64,
     /// When it ended, as far as known.
     pub at: Timestamp,
-    /// Its exit code.
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,

@@ -40,10 +40,8 @@ pub(super) fn hash_of(manifest: &str, devices: &BTreeMap<String, BTreeSet<u32>>)
     content_hash(&[manifest.as_bytes(), b"\0", numbers.as_bytes()].concat())
 }
 
-/// All intents of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeIntents {
-    /// Intended pods.
     pub pods: BTreeMap<PodId, Intended>,
     /// Pods without an intent that the mass-deletion guard keeps running.
     pub guarded: BTreeSet<PodId>,

@@ -13,7 +13,6 @@ pub enum AgentPodState {
     Waiting(Instant),
     /// The driver is starting it.
     Starting,
-    /// Running.
     Running,
     /// The driver is stopping it.
     Stopping,
@@ -61,7 +60,6 @@ pub struct AgentObserved<'a> {
     pub intents: Option<&'a BTreeMap<PodId, u64>>,
     /// Pods without an intent that the mass-deletion guard keeps running.
     pub guarded: &'a BTreeSet<PodId>,
-    /// Pods of the agent.
     pub pods: &'a BTreeMap<PodId, AgentPod>,
     /// Whether the agent's session is live.
     pub has_lease: bool,
@@ -69,7 +67,6 @@ pub struct AgentObserved<'a> {
     pub now: Instant,
 }
 
-/// One action of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentAction {
     /// Accept the intended manifest and devices.

@@ -9,7 +9,6 @@ use rcfarm_api::pod_group::spec::PodGroupSpec;
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
 use rcfarm_api::resource_list::CPU;
 
-/// Checks one write.
 pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
     let orders = |seen: &ModelEvent| {
         matches!(seen, ModelEvent::GroupStatus(..) | ModelEvent::Allocations { .. })

@@ -1,6 +1,5 @@
 //! The table of invariants: number and statement. `docs/invariants.md` is generated from it; its numbers do not change.
 
-/// One invariant.
 #[derive(Debug)]
 pub struct Invariant {
     /// Its number. Tests, messages and documents cite it.
@@ -20,7 +19,6 @@ pub struct Invariant {
 pub struct Group {
     /// What they are about.
     pub title: &'static str,
-    /// The invariants, by number.
     pub invariants: &'static [Invariant],
 }
 

@@ -38,9 +38,7 @@ pub struct AgentModel {
     nodes: BTreeSet<NodeName>,
     /// What is and was intended.
     pub intents: BTreeMap<PodRef, Timeline<IntendedPod>>,
-    /// Statuses.
     pub statuses: BTreeMap<PodRef, PodStatus>,
-    /// Realities.
     pub realities: BTreeMap<PodRef, Bytes>,
 }
 

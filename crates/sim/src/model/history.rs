@@ -13,9 +13,7 @@ use rcfarm_api::pod_group::spec::GroupId;
 /// One attempt at one member of one job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Try {
-    /// The job.
     pub job: Namespaced,
-    /// Uid of the job.
     pub uid: JobUid,
     /// The member.
     pub slot: Slot,

@@ -39,7 +39,6 @@ pub type Pair<T> = (Option<Arc<T>>, Option<Arc<T>>);
 /// A job's record.
 #[derive(Debug, PartialEq)]
 pub struct JobView {
-    /// Its uid.
     pub uid: JobUid,
     /// Its content; `None`: not valid.
     pub spec: Option<JobSpec>,
@@ -50,7 +49,6 @@ pub struct JobView {
 /// A group's record.
 #[derive(Debug, PartialEq)]
 pub struct GroupView {
-    /// CreateIndex.
     pub created: Index,
     /// Time of its last change.
     pub since: Duration,
@@ -79,7 +77,6 @@ pub fn is_members(owner: &AllocationOwner) -> bool {
 
 /// Effect of a write on one key.
 #[derive(Debug)]
-#[allow(missing_docs)]
 pub enum ModelEvent {
     Job(Namespaced, Pair<JobView>),
     JobStatus(Namespaced, Pair<JobStatus>),
@@ -115,33 +112,25 @@ impl ModelEvent {
 pub struct JobModel {
     /// Jobs' records.
     pub jobs: BTreeMap<Namespaced, Arc<JobView>>,
-    /// Their statuses.
     pub statuses: BTreeMap<Namespaced, Arc<JobStatus>>,
-    /// Sessions that own them.
     pub job_owners: BTreeMap<Namespaced, SessionId>,
     /// Groups' records.
     pub groups: BTreeMap<GroupId, Arc<GroupView>>,
-    /// Their statuses.
     pub group_statuses: BTreeMap<GroupId, Arc<PodGroupStatus>>,
     /// Queues' records; `None`: not valid.
     pub queues: BTreeMap<QueueName, Option<QueueSpec>>,
-    /// Their statuses.
     pub queue_statuses: BTreeMap<QueueName, Arc<QueueStatus>>,
-    /// Sessions that own schedulers.
     pub scheduler_owners: BTreeMap<ObjectName, SessionId>,
     /// Session that holds each farm's name.
     pub present: BTreeMap<FarmName, SessionId>,
     /// Pods of jobs by their labels.
     pub pods: BTreeMap<PodRef, Arc<PodIdentity>>,
-    /// Intents of jobs' pods.
     pub intents: BTreeMap<PodRef, (Arc<PodIdentity>, Arc<Entry>)>,
-    /// Realities of jobs' pods.
     pub realities: BTreeMap<PodRef, Arc<PodIdentity>>,
     /// Statuses of them.
     pub pod_states: BTreeMap<PodRef, Arc<PodState>>,
     /// Records of nodes.
     pub nodes: BTreeMap<NodeName, NodeView>,
-    /// Allocations of nodes.
     pub allocations: BTreeMap<NodeName, Allocations>,
     /// Commands that are not executed yet.
     pub commands: BTreeMap<Uuid, Arc<Command>>,

@@ -26,7 +26,6 @@ use rcfarm_store::{Entry, Index};
 
 /// Object that a key belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs)]
 pub enum Item {
     Record(RcId),
     RcLabels(RcId),
@@ -125,7 +124,6 @@ pub struct ServicePod {
 }
 
 impl ServicePod {
-    /// From an entry.
     #[must_use]
     pub fn of(entry: &Entry) -> ServicePod {
         let labels = decode_labels(&entry.value).unwrap_or_default();
@@ -141,7 +139,6 @@ pub struct ReportedStatus {
     pub draining: bool,
     /// Its agent's session does not hold its record.
     pub gone: bool,
-    /// Its capacity.
     pub capacity: ResourceList,
 }
 
@@ -168,9 +165,7 @@ pub struct ServiceModel {
     pub records: BTreeMap<RcId, Option<Arc<RcSpec>>>,
     /// Their labels; `None`: not valid.
     pub rc_labels: BTreeMap<RcId, Timeline<Option<Labels>>>,
-    /// Their statuses.
     pub statuses: BTreeMap<RcId, RcStatus>,
-    /// Sessions that own them.
     pub owners: BTreeMap<RcId, SessionId>,
     /// Session that holds each farm's name.
     pub present: BTreeMap<FarmName, SessionId>,
@@ -186,7 +181,6 @@ pub struct ServiceModel {
     pub node_labels: BTreeMap<NodeName, Timeline<Option<Labels>>>,
     /// Records of nodes; `None`: missing.
     pub nodes: BTreeMap<NodeName, Timeline<Option<ReportedStatus>>>,
-    /// Allocations of nodes.
     pub allocations: BTreeMap<NodeName, Allocations>,
 }
 

@@ -174,7 +174,6 @@ impl Agents {
         self.host(node, |host| host.machine.set_ill(ill));
     }
 
-    /// Changes the network of one agent.
     pub fn weather(&self, node: &NodeName, change: impl FnOnce(&mut NetworkFaults)) {
         self.host(node, |host| {
             if let Some(running) = &host.running {
@@ -183,7 +182,6 @@ impl Agents {
         });
     }
 
-    /// Changes the networks of all agents.
     fn every_wire(&self, change: impl Fn(&mut NetworkFaults)) {
         let state = self.lock();
         let running = state.hosts.values().filter_map(|host| host.running.as_ref());

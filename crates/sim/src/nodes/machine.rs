@@ -36,7 +36,6 @@ const STUBBORN: u32 = 100;
 /// Processes of replication controllers that end by themselves, in a thousand.
 const SHORT_LIVED: u32 = 150;
 
-/// One run of one process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessRun {
     /// The launchable of its pod.

@@ -45,7 +45,6 @@ const MOMENT: Duration = Duration::from_millis(200);
 /// Longest time that a process takes to stop.
 const SLOWEST_STOP: Duration = Duration::from_secs(4);
 
-/// The name of a node.
 #[must_use]
 pub fn node(n: usize) -> NodeName {
     format!("n{n}").parse().expect("a node's name")
@@ -112,7 +111,6 @@ impl Nodes {
         Arc::new(Nodes { consul, checker, mix, seed, count: setup.nodes, agents, state })
     }
 
-    /// Number of nodes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count

@@ -17,7 +17,6 @@ use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus}
 pub struct NodeProcess {
     /// What it was started from.
     pub manifest: Bytes,
-    /// Its state.
     pub state: Run,
     /// Number of restarts by the agent.
     pub restarts: u64,

@@ -10,7 +10,6 @@ use rcfarm_api::command::CommandAction;
 
 /// One action. Nodes, farms, replication controllers and jobs are numbered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum SimAction {
     Fault(Fault),
     Node(NodeAction),
@@ -20,7 +19,6 @@ pub enum SimAction {
 
 /// One injected fault. Numbers are those of farms.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum Fault {
     // Processes.
     Kill(usize),
@@ -47,9 +45,7 @@ pub enum Fault {
     Restore,
 }
 
-/// Action on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum NodeAction {
     /// Its `pool` label. `None`: the labels are malformed.
     Label(usize, Option<String>),
@@ -74,7 +70,6 @@ pub enum NodeAction {
 
 /// Action on a replication controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum RcAction {
     /// Its scheduler misbehaves.
     Mood(usize, Option<Mood>),
@@ -97,7 +92,6 @@ pub enum RcAction {
 
 /// Action on jobs and queues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum JobAction {
     Submit(usize),
     Suspend(usize, bool),

@@ -61,7 +61,6 @@ impl ScheduleBuilder {
         at + self.rng.between(Duration::ZERO, Duration::from_millis(700))
     }
 
-    /// One of the farms.
     pub fn any_farm(&mut self) -> usize {
         self.rng.below(self.farms)
     }
@@ -114,7 +113,6 @@ impl ScheduleBuilder {
         self.while_(at, 4, 15, Fault::SlowLists(by), end);
     }
 
-    /// Faults of one network.
     pub fn storm(&mut self) -> NetworkFaults {
         let mut much = |most: u32| {
             let chance = u32::try_from(self.rng.below(most as usize)).unwrap_or(0);

@@ -17,7 +17,6 @@ const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
 const SHORT_JUMPS: &[i64] = &[-20, -5, 5, 20];
 
 impl Schedule {
-    /// The schedule of a seed.
     #[must_use]
     pub fn draw(seed: u64, scenario: Scenario) -> Schedule {
         let mix = Mix::of(scenario, seed);

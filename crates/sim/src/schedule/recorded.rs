@@ -34,11 +34,9 @@ pub struct Setup {
     /// Trees with few entries are read in parts; up to this many entries of a part are compared. `None`: trees are read
     /// whole.
     pub read_in_parts: Option<usize>,
-    /// The farms.
     pub farms: Vec<FarmDesign>,
     /// Network faults at the start.
     pub network: NetworkFaults,
-    /// Number of nodes.
     pub nodes: usize,
     /// Nodes that are run by the real agent over a fake driver.
     #[serde(default)]
@@ -60,13 +58,11 @@ pub struct Setup {
 /// Configuration of a farm, for every start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FarmDesign {
-    /// Its name.
     pub name: String,
     /// Which records it may claim.
     pub selector: String,
     /// TTL of its check. `None`: its sessions have no check.
     pub check_ttl_ms: Option<u64>,
-    /// TTL of its sessions.
     #[serde(with = "millis")]
     pub session_ttl: Duration,
     /// Most operations of its transactions. `None`: Consul's limit.
