@@ -157,11 +157,11 @@ fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>
             match (id, AuditRecord::decode(&entry.value)) {
                 (Some(id), Ok(record)) => Some(Logged { id, index: entry.create_index, record }),
                 (_, Err(error)) => {
-                    context.note(&format!("{}: {error}", entry.key));
+                    context.note(format!("{}: {error}", entry.key));
                     None
                 }
                 (None, Ok(_)) => {
-                    context.note(&format!("{}: the key's name is no UUID", entry.key));
+                    context.note(format!("{}: the key's name is no UUID", entry.key));
                     None
                 }
             }

@@ -300,7 +300,7 @@ async fn labelled(
     for entry in entries {
         match (prefix.tail(&entry.key), decode_labels(&entry.value)) {
             (Some(id), Ok(labels)) => labelled.push((id.to_owned(), labels)),
-            (_, Err(error)) => context.note(&format!("{}: {error}", entry.key)),
+            (_, Err(error)) => context.note(format!("{}: {error}", entry.key)),
             (None, _) => {}
         }
     }

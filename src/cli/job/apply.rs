@@ -81,7 +81,7 @@ pub(in crate::cli) async fn apply(
     let mut shown = Vec::new();
     for one in &all {
         for warning in &one.read.warnings {
-            context.note(&format!("{}: {warning}", one.id));
+            context.note(format!("{}: {warning}", one.id));
         }
         let change = change(one);
         if change != Change::Unchanged {

@@ -73,7 +73,7 @@ pub(super) async fn run(
     }
     if pods.is_empty() && !pod_ids(context, &key::node_intents(&node.name)).await?.is_empty() {
         // A transaction cannot check that a prefix is empty.
-        context.note(&format!(
+        context.note(format!(
             "a farm has put a pod there meanwhile; see which: rcfarm node get {}",
             node.name
         ));

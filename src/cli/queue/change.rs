@@ -78,7 +78,7 @@ pub(super) async fn create(
     }
     check(&name, &record.spec, &snapshot)?;
     for field in record.spec.ignored() {
-        context.note(&format!("{field} is kept, and nothing acts upon it"));
+        context.note(format!("{field} is kept, and nothing acts upon it"));
     }
     let details = Details::QueueCreated(about(context, &name, None, Some(&record.spec)));
     let key = key::queue(&name);

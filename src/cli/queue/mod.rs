@@ -13,7 +13,7 @@ use rcfarm_api::queue::spec::Desired;
 #[derive(clap::Subcommand)]
 pub enum QueueCommand {
     /// Create a queue
-    Create(change::QueueCreateArgs),
+    Create(Box<change::QueueCreateArgs>),
     /// List all queues
     #[command(visible_alias = "ls")]
     List,
@@ -40,7 +40,7 @@ pub(super) async fn run(
     command: QueueCommand,
 ) -> anyhow::Result<CliExit> {
     match command {
-        QueueCommand::Create(args) => change::create(context, args).await,
+        QueueCommand::Create(args) => change::create(context, *args).await,
         QueueCommand::List => show::list(context).await,
         QueueCommand::Get(args) => show::get(context, &args.queue).await,
         QueueCommand::Open(args) => change::set_state(context, &args.queue, Desired::Open).await,

@@ -37,7 +37,7 @@ pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSn
     for entry in list(key::queues()).await?.value {
         match key::queues().tail(&entry.key).map(str::parse::<QueueName>) {
             Some(Ok(name)) => drop(entries.insert(name, entry)),
-            _ => context.note(&format!("{} stands among the queues and names none", entry.key)),
+            _ => context.note(format!("{} stands among the queues and names none", entry.key)),
         }
     }
     let stored = entries.values().cloned().collect();

@@ -58,7 +58,7 @@ pub(super) async fn scale(context: &CommandContext, args: &ScaleArgs) -> anyhow:
         },
     )?;
     if is_disabled {
-        context.note(&format!(
+        context.note(format!(
             "it is disabled, so no pod is added or removed until: rcfarm rc enable {}",
             args.rc
         ));

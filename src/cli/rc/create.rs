@@ -81,7 +81,7 @@ pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow:
         || id.to_string(),
     )?;
     if args.disabled {
-        context.note(&format!("it is disabled; to begin: rcfarm rc enable {id}"));
+        context.note(format!("it is disabled; to begin: rcfarm rc enable {id}"));
     } else if args.wait {
         wait::scheduled(context, id, index, args.timeout).await?;
     }

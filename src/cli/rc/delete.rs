@@ -151,7 +151,7 @@ async fn delete_record(
             ops.pop();
             let committed = context.commit(ops, &details, None).await?;
             let status = key::rc_status(found.id);
-            context.note(&format!("{status} stays: the token may not delete it"));
+            context.note(format!("{status} stays: the token may not delete it"));
             committed
         }
         committed => committed?,

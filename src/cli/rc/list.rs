@@ -51,7 +51,7 @@ pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::
         .map(|found| row(found, statuses.get(&found.id)))
         .collect();
     for key in strange {
-        context.note(&format!("{key} stands among the records and is none: its name is no UUID"));
+        context.note(format!("{key} stands among the records and is none: its name is no UUID"));
     }
     let replicas =
         |row: &RcRow, count: fn(&Replicas) -> u32| or_dash(row.replicas.as_ref().map(count));
