@@ -21,6 +21,7 @@ use crate::model::{AppliedWrite, SimModel};
 
 pub use agent::check_stop;
 pub use audit::check_fold;
+pub use gang::stray;
 
 /// One row of the table of checks.
 pub struct Check {

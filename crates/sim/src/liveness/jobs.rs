@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::names::nameless;
+use crate::checks::stray;
 use crate::facts::CheckFacts;
 use crate::model::JobModel;
 use crate::workload::documents::QUEUES;
@@ -85,7 +86,7 @@ fn gangs(model: &JobModel) -> Option<(u32, String)> {
     });
     let left = model.group_statuses.keys().find(|id| !model.groups.contains_key(*id));
     let left = left.map(|id| format!("{id} is gone, and its status is still there"));
-    half.or(left).map(|what| (16, what))
+    half.or(left).or_else(|| stray(model)).map(|what| (16, what))
 }
 
 /// All running pods are intended, and belong to the present job of their name.
