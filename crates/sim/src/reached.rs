@@ -116,9 +116,9 @@ occasions! { Services: {
     14 PromiseRefused = "a transaction was refused because a node's allocations had changed", 8;
     15 AnswerLost = "a controller's transaction was applied and its answer lost", 100;
     15 LateWrite = "a controller's transaction was applied after the controller gave it up", 3;
-    32 StoppedByAgent = "an agent stopped a process", 100;
-    35 Adopted = "an agent found processes of the agent before it", 30;
-    36 UnwantedRuns = "when the faults ended, a process ran that was not intended", 10;
-    37 ExitReported = "an agent reported a process that ended for good", 40;
+    32 StoppedByAgent = "an agent stopped a process", 40;
+    35 Adopted = "an agent found processes of the agent before it", 25;
+    36 UnwantedRuns = "when the faults ended, a process ran that was not intended", 3;
+    37 ExitReported = "an agent reported a process that ended for good", 10;
     27 FoundUnsettled = "something was not settled when the faults ended", 300;
 } }
