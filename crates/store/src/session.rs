@@ -134,7 +134,7 @@ pub struct KeptSession {
     /// Keeps the session.
     _keeping: AbortOnDropHandle<()>,
     /// Shows the keeper that the daemon's runtime runs tasks.
-    _ticking: AbortOnDropHandle<()>,
+    _ticking: Option<AbortOnDropHandle<()>>,
 }
 
 struct OpenSession {

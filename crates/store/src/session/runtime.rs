@@ -35,7 +35,7 @@ pub struct KeeperRuntime {
 /// What tells a keeper on its own thread that the daemon's runtime still runs tasks.
 pub(super) struct HangWatch {
     /// Runs on the daemon's runtime.
-    pub(super) ticking: AbortOnDropHandle<()>,
+    pub(super) ticking: Option<AbortOnDropHandle<()>>,
     /// Runs with the keeper. Resolves when the other one has not run for too long.
     pub(super) hung: BoxFuture<'static, ()>,
 }
@@ -65,8 +65,7 @@ impl KeeperRuntime {
     /// Watches the runtime of the caller. On a shared runtime a keeper hangs with its daemon, so nothing is watched.
     pub(super) fn watch_caller(&self) -> HangWatch {
         if self.thread.is_none() {
-            let ticking = AbortOnDropHandle::new(tokio::spawn(async {}));
-            return HangWatch { ticking, hung: Box::pin(future::pending()) };
+            return HangWatch { ticking: None, hung: Box::pin(future::pending()) };
         }
         let (limit, last) = (self.hung_after, Arc::new(Mutex::new(monotonic())));
         let stamped = last.clone();
@@ -81,7 +80,7 @@ impl KeeperRuntime {
                 sleep(limit / 10).await;
             }
         });
-        HangWatch { ticking, hung }
+        HangWatch { ticking: Some(ticking), hung }
     }
 
     /// How late heartbeats were answered.
