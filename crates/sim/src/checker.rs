@@ -21,7 +21,7 @@ use crate::reached::{Occasion, met_if};
 use crate::version_skew;
 use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::{NodeName, PodRef, SessionId};
-use rcfarm_emulator::{Applied, Cause, Emulator, KvChange, SessionChange, Tables};
+use rcfarm_emulator::{Applied, Cause, Emulator, Ending, KvChange, SessionChange, Tables};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{NewSession, Op};
 use rcfarm_testing::clock::VirtualClock;
@@ -305,8 +305,16 @@ impl Inner {
             _ => (SimActor::Consul, [].as_slice()),
         };
         for change in &applied.sessions {
-            if let SessionChange::Ended(session, _) = change
+            // A farm that returns to its check destroys a session while it has another one.
+            let is_replaced = |id: &SessionId, process: u32| {
+                let others = tables.sessions.all().filter(|other| other.id != *id);
+                others
+                    .filter_map(|other| self.facts.sessions.get(&other.id))
+                    .any(|of| *of == process)
+            };
+            if let SessionChange::Ended(session, ending) = change
                 && let Some(process) = self.facts.sessions.get(&session.id)
+                && !(*ending == Ending::Destroyed && is_replaced(&session.id, *process))
                 && self.facts.current.get(process) == Some(&session.id)
             {
                 self.ended.push((applied.at, *process));

@@ -29,7 +29,7 @@ pub struct Caught {
 }
 
 /// A case must be noticed within this many seeds.
-pub const WITHIN: u64 = 200;
+pub const WITHIN: u64 = 1_000;
 
 macro_rules! cases {
     ($($scenario:ident: { $($($layer:ident)+ = $what:literal,)* })*) => {

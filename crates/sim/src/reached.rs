@@ -85,6 +85,10 @@ occasions! { Services: {
     14 NodeFull = "a node had no room for one more pod with requests", 500;
     28 OwnerEnded = "a farm that owned records ended for good", 300;
     29 PoisonedAtRest = "a record kept failing while everything else was idle", 80;
+    32 StoppedByAgent = "an agent stopped a process", 40;
+    35 Adopted = "an agent found processes of the agent before it", 25;
+    36 UnwantedRuns = "when the faults ended, a process ran that was not intended", 3;
+    37 ExitReported = "an agent reported a process that ended for good", 10;
 } Batch: {
     14 NodeFilled = "a node had no room for one more member", 150;
     16 GangBound = "a gang of several members was bound", 500;
@@ -116,9 +120,5 @@ occasions! { Services: {
     14 PromiseRefused = "a transaction was refused because a node's allocations had changed", 8;
     15 AnswerLost = "a controller's transaction was applied and its answer lost", 100;
     15 LateWrite = "a controller's transaction was applied after the controller gave it up", 3;
-    32 StoppedByAgent = "an agent stopped a process", 40;
-    35 Adopted = "an agent found processes of the agent before it", 25;
-    36 UnwantedRuns = "when the faults ended, a process ran that was not intended", 3;
-    37 ExitReported = "an agent reported a process that ended for good", 10;
     27 FoundUnsettled = "something was not settled when the faults ended", 300;
 } }

@@ -91,6 +91,13 @@ fn known_bugs_are_still_found() {
     }
 }
 
+/// Whether the world of a seed is one of the schedules of known bugs, which `known_bugs_are_still_found` plays.
+fn is_known(scenario: Scenario, seed: u64) -> bool {
+    let drawn = Schedule::draw(seed, scenario);
+    let mut known = schedules("schedules/known").into_iter().map(|(_, schedule)| schedule);
+    known.any(|schedule| Schedule { found: drawn.found.clone(), ..schedule } == drawn)
+}
+
 #[test]
 fn schedules_survive_their_file() {
     for scenario in [Scenario::Services, Scenario::Batch, Scenario::Mixed] {
@@ -157,7 +164,7 @@ fn without_a_safety_layer_an_invariant_is_violated() {
     let missed: Vec<String> = CASES.iter().filter(|case| !caught(case)).map(Case::name).collect();
     assert_eq!(
         missed, [""; 0],
-        "no seed of the first 200 notices when these are switched off; docs/contribute/failpoints.md is written anew \
+        "no seed of the first thousand notices when these are switched off; docs/contribute/failpoints.md is written anew \
          by UPDATE_DOCS=1 cargo test -p rcfarm-sim without_a_safety_layer"
     );
 }
@@ -184,7 +191,8 @@ fn no_seed_of_jobs_finds_a_violation() {
 
 /// No seed finds a violation, and all occasions occur often enough.
 fn run_all(scenario: Scenario, suite: std::ops::Range<u64>) {
-    let (found, tally) = found(scenario, asked_for().unwrap_or(suite));
+    let (mut found, tally) = found(scenario, asked_for().unwrap_or(suite));
+    found.retain(|report| !is_known(scenario, report.seed));
     nothing_in(found, scenario);
     let words = tally.in_words(scenario);
     println!("{words}");
