@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::view::{clock, identities};
 use crate::facts::{CheckFacts, Report};
-use crate::model::{AppliedWrite, JobModel, JobView, ModelEvent, Pair, Try};
+use crate::model::{AppliedWrite, JobModel, ModelEvent, ModelJob, Pair, Try};
 use crate::reached::{Occasion, met, met_if};
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Details, JobStep};
@@ -373,7 +373,7 @@ fn expires(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
 fn gone(
     applied_write: &AppliedWrite<'_>,
     id: &Namespaced,
-    record: &JobView,
+    record: &ModelJob,
     model: &JobModel,
     facts: &CheckFacts,
     report: Report<'_>,

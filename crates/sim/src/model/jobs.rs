@@ -38,7 +38,7 @@ pub type Pair<T> = (Option<Arc<T>>, Option<Arc<T>>);
 
 /// A job's record.
 #[derive(Debug, PartialEq)]
-pub struct JobView {
+pub struct ModelJob {
     pub uid: JobUid,
     /// Its content; `None`: not valid.
     pub spec: Option<JobSpec>,
@@ -78,7 +78,7 @@ pub fn is_members(owner: &AllocationOwner) -> bool {
 /// Effect of a write on one key.
 #[derive(Debug)]
 pub enum ModelEvent {
-    Job(Namespaced, Pair<JobView>),
+    Job(Namespaced, Pair<ModelJob>),
     JobStatus(Namespaced, Pair<JobStatus>),
     Group(GroupId),
     GroupStatus(GroupId, Pair<PodGroupStatus>),
@@ -111,7 +111,7 @@ impl ModelEvent {
 #[derive(Default)]
 pub struct JobModel {
     /// Jobs' records.
-    pub jobs: BTreeMap<Namespaced, Arc<JobView>>,
+    pub jobs: BTreeMap<Namespaced, Arc<ModelJob>>,
     pub statuses: BTreeMap<Namespaced, Arc<JobStatus>>,
     pub job_owners: BTreeMap<Namespaced, SessionId>,
     /// Groups' records.
@@ -212,7 +212,7 @@ impl JobModel {
                     Some(spec) => spec.deleting,
                     None => document::finalize(&entry.value).is_some(),
                 };
-                Arc::new(JobView { uid: JobUid(entry.create_index), spec, deleting })
+                Arc::new(ModelJob { uid: JobUid(entry.create_index), spec, deleting })
             });
             let pair = put(&mut self.jobs, &id, seen);
             return Some(ModelEvent::Job(id, pair));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use agents::{AgentModel, IntendedPod, NodeEvent};
 pub use history::Try;
-pub use jobs::{JobModel, JobView, ModelEvent, Pair, is_members};
+pub use jobs::{JobModel, ModelEvent, ModelJob, Pair, is_members};
 pub use services::{Item, ServiceModel, ServicePod, Unfit, was_allocated};
 pub use write::AppliedWrite;
 
