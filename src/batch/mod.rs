@@ -4,21 +4,29 @@
 //! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/pod_groups/`, their statuses, `rcfarm/commands/`,
 //! `rcfarm/nodes/`, `labels/node/`, `rcfarm/allocations/`.
 //! Keys written: `rcfarm/scheduler_status/<name>` in every transaction, `rcfarm/queue_status/<queue>`,
-//! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`; `rcfarm/queues/<queue>`
-//! for a command, which is deleted, and for a missing `default`.
+//! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`. A queue's record,
+//! `rcfarm/queues/<queue>`, is written in two cases: a command opens or closes it, and is deleted in the same
+//! transaction; or `default` is missing.
 //! Other writers: users write scheduler and queue records and commands; job controllers write PodGroup records; other
 //! controllers write allocations, by CAS.
 //! A crash between two transactions leaves each group before or after its change. A gang on more nodes than fit into
 //! one transaction is written ahead: its placement with state `Reserving`, then the nodes' allocations in parts, then
 //! `Bound`. No member starts before `Bound`. The next owner completes the reservation or releases it.
 //!
+//! The trait [`placement::Scheduler`](crate::placement::Scheduler) is not used here: it places pods of replication
+//! controllers. Gangs are placed by [`capacity::place`](fn@crate::placement::capacity::place).
+//!
 //! | module | contents |
 //! |---|---|
-//! | [`queues`] | open queues and their remaining capability |
-//! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: updates known groups, then admits waiting ones |
-//! | [`placing`] | members of a group as pods on nodes |
-//! | [`writes`] | packs changes into transactions |
+//! | `controller` | start here: reads statuses and caches, plans, commits; commands and statuses of queues |
+//! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: updates known groups, then admits waiting ones. Pure |
+//! | [`queues`] | the tree of queues: which are open, and their remaining capability. Pure |
+//! | [`pod_group_machine`], [`queue_machine`] | phases of a group, states of a queue. Pure |
+//! | [`placing`] | members of a group as pods on nodes. Pure |
+//! | [`writes`] | packs changes into transactions. Pure |
 //! | [`caches`] | watched prefixes |
+//! | [`kind`] | the kind `scheduler`: prefixes, rights, subscriptions |
+//! | `failpoints` | change input or output of the plan in tests |
 
 pub mod caches;
 mod controller;

@@ -40,8 +40,8 @@ pub struct PlacementChange {
     pub release: Vec<GroupMember>,
     /// Allocations to make after the release.
     pub allocate: Vec<GroupMember>,
-    /// Required ModifyIndex of the group's record; 0: absent. The owner may have changed its counts since, and a record
-    /// may exist that the cache does not show.
+    /// ModifyIndex that the group's record must still have; 0: it must be absent. Set where a placement is taken away:
+    /// the owner may have started pods since, or a record may exist that the cache does not show.
     pub as_said: Option<Index>,
 }
 

@@ -1,9 +1,13 @@
 //! Plans one pass over queues, groups and nodes. Pure.
 //!
-//! First it updates known groups ([`super::reconcile_existing`]). Then it admits waiting ones, ordered by priority of
-//! the queue, priority of the group, and waiting time. A group is admitted and placed in one step: its queue and the
-//! ancestors must have the capability, and each member needs a node with capacity. In a FIFO queue a group that cannot
-//! be placed blocks those behind it; in other queues they go ahead.
+//! First it updates known groups ([`super::reconcile_existing`]). Then it places those that need nodes, in this order:
+//! priority of the queue; admitted groups, which lost their nodes, before waiting ones; priority of the group; waiting
+//! time. A group is admitted and placed in one step: its queue and the ancestors must have the capability, and each
+//! member that it needs to start needs a node with capacity.
+//!
+//! In a FIFO queue a group that does not fit blocks those behind it, unless it exceeds a capability outright. If it
+//! waits for nodes, it blocks them only until its timeout, and then goes to the end of the queue. In other queues those
+//! behind it go ahead.
 
 mod growth;
 #[cfg(test)]
@@ -47,7 +51,8 @@ pub struct BatchObserved<'a> {
     pub fleet: &'a Fleet,
     /// Nodes that are down; members without a pod are moved away.
     pub down: &'a BTreeSet<NodeName>,
-    /// Whether groups without a record may be deleted; not while the cache suspects a mass deletion.
+    /// Whether the statuses of groups without a record may be deleted. `false` while ACLs hide a part of
+    /// `rcfarm/pod_groups/`. Each delete also checks in its transaction that the record is absent.
     pub may_forget: bool,
     /// Whether to search for allocations of groups without a status.
     pub with_orphaned: bool,
@@ -55,11 +60,10 @@ pub struct BatchObserved<'a> {
     pub now: Timestamp,
     /// Index above all others; position of a group that moves to the end of its queue.
     pub latest: Index,
-    /// Limits of a pass.
     pub bounds: Bounds,
 }
 
-/// Limits of a pass.
+/// How much one pass may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Groups placed per pass.
@@ -145,6 +149,10 @@ pub(super) struct Pass<'a> {
     placed: usize,
 }
 
+/// Plans one pass: releases orphaned allocations, updates known groups, places waiting ones in order, then adds the
+/// missing members of elastic groups.
+///
+/// It stops after [`Bounds::placed`] groups; [`BatchPlan::more`] asks for another pass.
 #[must_use]
 pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
     let mut pass = Pass {

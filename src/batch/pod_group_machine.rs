@@ -7,8 +7,9 @@ use rcfarm_api::pod_group::status::PodGroupPhase;
 /// Decision about a group before its members are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
-    /// No change.
+    /// No change: the phase follows from the members alone.
     Keep,
+    /// It has a placement: its queue is charged, and its members may start once all are bound.
     Admit,
     /// Back to its queue: placement timed out, or the group is on hold.
     Requeue,
@@ -17,7 +18,6 @@ pub enum Order {
 }
 
 impl Order {
-    /// All decisions.
     pub const ALL: [Order; 4] = [Order::Keep, Order::Admit, Order::Requeue, Order::Again];
 }
 
@@ -37,7 +37,6 @@ pub enum MemberState {
 }
 
 impl MemberState {
-    /// All results.
     pub const ALL: [MemberState; 5] = [
         MemberState::TooFew,
         MemberState::TooFewRunning,
@@ -64,6 +63,11 @@ impl MemberState {
     }
 }
 
+/// Next phase of a group, from the scheduler's decision and the count of its members.
+///
+/// `Completed` is left by [`Order::Again`] alone, `Pending` by [`Order::Admit`] alone. The phases of an admitted group
+/// (`Inqueue`, `Running`, `Unknown`) follow from its members. [`Order::Requeue`] leads to `Pending`; so does, once it
+/// has run, the loss of so many members that too few are left and none runs.
 #[must_use]
 pub fn next(phase: PodGroupPhase, order: Order, seen: MemberState) -> PodGroupPhase {
     match (order, phase) {
@@ -83,7 +87,7 @@ pub fn next(phase: PodGroupPhase, order: Order, seen: MemberState) -> PodGroupPh
     }
 }
 
-/// Next phase of an admitted group.
+/// Next phase of an admitted group. It becomes `Pending` when too few members are left and none runs.
 fn by_members(phase: PodGroupPhase, seen: MemberState) -> PodGroupPhase {
     match (seen, phase) {
         (MemberState::PartiallyPlaced, _) => PodGroupPhase::Unknown,

@@ -9,7 +9,7 @@ use rcfarm_api::queue::status::QueueState;
 /// Desired state of a queue, ancestors included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
-    /// Accepts groups.
+    /// Its record and those above it say `Open`, so it accepts groups.
     Open,
     /// Closed by its own record.
     Closed,
@@ -20,7 +20,6 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// All desired states.
     pub const ALL: [Wanted; 4] =
         [Wanted::Open, Wanted::Closed, Wanted::ClosedByParent, Wanted::Unreadable];
 
@@ -35,7 +34,9 @@ impl Wanted {
     }
 }
 
-/// State of a queue. `admitted`: it has admitted groups that have not ended. `_before` only adds a column to the table.
+/// State of a queue: a closed one is `Closing` while groups that it admitted have not ended (`admitted`).
+///
+/// `_before` changes nothing. It is an argument so that the generated table has a row per state, as Volcano's has.
 #[must_use]
 pub fn next(_before: Option<QueueState>, wanted: Wanted, admitted: bool) -> QueueState {
     match (wanted, admitted) {

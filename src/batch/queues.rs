@@ -14,22 +14,24 @@ use rcfarm_api::queue::spec::{
     DEFAULT_SCHEDULER, Desired, QueueSpec, ancestors, check_family, children,
 };
 
+/// A queue with its place in the tree, as a pass sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Queue {
     /// ModifyIndex of its record.
     pub index: Index,
     /// Spec; defaults if the record cannot be decoded.
     pub spec: QueueSpec,
-    /// Errors in the record.
+    /// Errors in the record and in its place in the tree. With any, the queue admits nothing.
     pub problems: Vec<FieldError>,
-    /// Desired state.
+    /// Desired state, by its own record and those above it.
     pub wanted: Wanted,
     /// The queue and its ancestors, nearest first.
     pub chain: Vec<QueueName>,
-    /// Child queues.
+    /// Queues whose `parent` it is. A queue with children takes no groups.
     pub children: Vec<QueueName>,
 }
 
+/// All queues by name, those of other schedulers included.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Queues(pub BTreeMap<QueueName, Queue>);
 
@@ -186,7 +188,7 @@ impl Usage {
         }
     }
 
-    /// Reverts a charge.
+    /// Takes a charge back, from a queue and its ancestors.
     pub fn discharge(&mut self, queues: &Queues, name: &QueueName, amounts: &ResourceList) {
         self.own.entry(name.clone()).or_default().sub(amounts);
         for link in links(queues, name) {
