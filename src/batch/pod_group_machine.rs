@@ -111,7 +111,7 @@ mod tests {
     fn the_whole_matrix_is_the_one_in_the_docs() {
         let mut text = String::from(
             "# The phases of a PodGroup\n\nEvery phase × what the scheduler decided × what the members' counts amount \
-             to, from `pod_group::machine::next`.\n\n| phase | order |",
+             to, from `batch::pod_group_machine::next`.\n\n| phase | order |",
         );
         MemberState::ALL.iter().for_each(|seen| text.push_str(&format!(" {seen:?} |")));
         text.push_str(&format!("\n|---|---|{}\n", "---|".repeat(MemberState::ALL.len())));

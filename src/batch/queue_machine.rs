@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn the_whole_matrix_is_the_one_in_the_docs() {
         let mut text = String::from(
-            "# The states of a queue\n\nEvery state × what is wanted × what is left, from `queue::machine::next`. \
+            "# The states of a queue\n\nEvery state × what is wanted × what is left, from `batch::queue_machine::next`. \
              `Wanted` is the record's `spec.state`, or a closed queue above it; *admitted*: groups that were admitted \
              and have not ended. The last column is Volcano 1.16's, where it differs: there a command, not the record, \
              says what is wanted.\n\n| state | wanted | admitted groups | next | Volcano |\n|---|---|---|---|---|\n",
