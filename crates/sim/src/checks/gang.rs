@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::allocations::overcommitted;
 use crate::facts::Report;
 use crate::model::{AppliedWrite, JobModel, ModelEvent, is_members};
 use crate::reached::{Occasion, met_if};
@@ -28,11 +29,10 @@ fn allocations(model: &JobModel, report: Report<'_>) {
     let mut allocated = BTreeSet::new();
     for (node, allocations) in &model.allocations {
         let cpu: u64 = allocations.pods.values().map(|a| a.cpu_milli).sum();
-        let capacity = model.nodes.get(node).and_then(|node| node.capacity.as_ref());
-        if let Some(capacity) = capacity.map(|capacity| capacity.amount(CPU)) {
-            met_if(cpu + 1_000 > capacity, Occasion::NodeFilled);
-            if cpu > capacity {
-                report(14, format!("{node} allocated {cpu}m of {capacity}m"));
+        if let Some(capacity) = model.nodes.get(node).and_then(|node| node.capacity.as_ref()) {
+            met_if(cpu + 1_000 > capacity.amount(CPU), Occasion::NodeFilled);
+            if let Some(what) = overcommitted(allocations, capacity) {
+                report(14, format!("{node} allocated {what}"));
             }
         }
         let members = allocations.pods.iter().filter(|(_, a)| is_members(&a.owner));

@@ -133,8 +133,8 @@ pub const GROUPS: &[Group] = &[
             Invariant {
                 number: 14,
                 statement: "The resources allocated on a node never exceed what it has, and no device is allocated twice.",
-                watched_in: &[],
-                note: "",
+                watched_in: &["checks/allocations.rs"],
+                note: "processor alone is put to the test: no simulated node has memory or devices",
                 also: "`tests/it/farm/capacity.rs`, `tests/it/real_consul/controllers.rs`, properties of `src/placement/capacity`",
             },
         ],

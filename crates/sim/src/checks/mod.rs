@@ -4,6 +4,7 @@
 //! the invariants of its row. Invariants 27 to 29 are checked after the faults have ended: `liveness/`, `world.rs`.
 
 mod agent;
+mod allocations;
 mod audit;
 mod gang;
 pub mod invariants;

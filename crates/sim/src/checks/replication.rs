@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::allocations::overcommitted;
 use crate::facts::{CheckFacts, Report, VIEW};
 use crate::model::{AppliedWrite, Item, ServiceModel, ServicePod, Unfit, was_allocated};
 use crate::reached::{Occasion, met, met_if};
@@ -12,7 +13,7 @@ use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
-use rcfarm_api::resource_list::{CPU, MEMORY};
+use rcfarm_api::resource_list::CPU;
 
 /// Changes of one RC's pods by a transaction.
 struct Moves {
@@ -397,21 +398,10 @@ fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: R
         let said = model.nodes.get(node).and_then(|t| t.now()?.as_ref());
         let Some(capacity) = said.map(|said| &said.capacity) else { continue };
         let cpu: u64 = allocated.pods.values().map(|a| a.cpu_milli).sum();
-        let memory: u64 = allocated.pods.values().map(|a| a.memory_bytes).sum();
         let has_cpu = capacity.amount(CPU);
         met_if(has_cpu > 0 && cpu + 1_000 > has_cpu, Occasion::NodeFull);
-        if cpu > has_cpu || memory > capacity.amount(MEMORY) {
-            report(14, format!("{node} allocated {cpu}m and {memory} B, it has {capacity:?}"));
-        }
-        let mut given = BTreeSet::new();
-        let devices = allocated.pods.values().flat_map(|pod| &pod.devices);
-        for (kind, number) in
-            devices.flat_map(|(kind, numbers)| numbers.iter().map(move |n| (kind, n)))
-        {
-            let there = u64::from(*number) < capacity.amount(kind);
-            if !there || !given.insert((kind, number)) {
-                report(14, format!("{node} allocated {kind} {number} twice, or does not have it"));
-            }
+        if let Some(what) = overcommitted(allocated, capacity) {
+            report(14, format!("{node} allocated {what}"));
         }
     }
 }
