@@ -18,7 +18,7 @@ use super::plan::{
     PlannedCondition, ReplicationObserved, ReplicationPlan, TransferConditions, TransferPlan,
     may_change_allocations, plan,
 };
-use super::statuses::Reliance;
+use super::statuses::ExpectedIndex;
 use super::writes::{self, BatchError};
 use crate::cluster::ClusterView;
 use crate::cluster::allocations::booked_node;
@@ -67,8 +67,8 @@ pub struct RcController {
     pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
     pub(super) chain: StatusChain<RcStatus>,
-    /// Set when another status is found in the store.
-    reliance: Arc<Reliance>,
+    /// ModifyIndex of the status, for the periodic check of the store.
+    expected: Arc<ExpectedIndex>,
     pub(super) own: OwnWrites,
     /// The value decoded last, and its result.
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
@@ -107,10 +107,10 @@ impl RcController {
     ) -> RcController {
         let statuses = &caches.statuses;
         let read = statuses.at_claim.take(|all| all.remove(&id).unwrap_or_default());
-        let reliance = statuses.reliance(id);
+        let expected = statuses.register(id);
         let keys = (key::rc(id), key::rc_status(id));
         let chain = StatusChain::new(&ctx, &claimed, keys, read);
-        reliance.on(chain.index());
+        expected.set(chain.index());
         let owner = RcOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
         RcController {
             ctx,
@@ -120,7 +120,7 @@ impl RcController {
             caches,
             placement,
             chain,
-            reliance,
+            expected,
             own: OwnWrites::default(),
             decoded: None,
             fresh: None,
@@ -140,7 +140,7 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        if self.reliance.take_misplaced() || self.chain.is_behind() {
+        if self.expected.take_differs() || self.chain.is_behind() {
             self.refresh().await?;
         }
         let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
@@ -402,7 +402,7 @@ impl RcController {
         let (record, status) = (RecordGuard::At(record_index), StatusWrite::Replace(status));
         let committed = self.chain.commit(Change { record, status, ops, shared, audit }).await?;
         match &committed {
-            Committed::Applied(index) => self.reliance.on(*index),
+            Committed::Applied(index) => self.expected.set(*index),
             Committed::Refused(refused) => {
                 let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
                 self.view.ledger.reread(&overtaken).await?;
@@ -415,7 +415,7 @@ impl RcController {
     pub(super) async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.own = OwnWrites::default();
         self.chain.refresh().await?;
-        self.reliance.on(self.chain.index());
+        self.expected.set(self.chain.index());
         self.view.catch_up().await?;
         self.chain.caught_up();
         Ok(())

@@ -137,8 +137,8 @@ impl Kind for RcKind {
         });
         let caches = self.caches.clone();
         subscriber.run(|wake, ids| async move {
-            let misplaced = move |ids: BTreeSet<RcId>| wake.records(record_ids(ids));
-            caches.statuses.watch(ids, misplaced).await;
+            let changed = move |ids: BTreeSet<RcId>| wake.records(record_ids(ids));
+            caches.statuses.watch(ids, changed).await;
         });
     }
 

@@ -1,8 +1,8 @@
 //! Stored statuses of RCs: read in bulk when records are claimed, and checked periodically.
 //!
-//! Only the owner writes an RC's status, so it relies on what it wrote last. A restored snapshot may bring back an older
-//! one, and an idle owner has no write that Consul would refuse. So the farm reads all statuses every 5 to 6 minutes in one
-//! request, and wakes the owners of those that differ.
+//! Only the owner writes an RC's status, so it expects what it wrote last. A restored snapshot may bring back an older
+//! one, and an idle owner has no write that Consul would refuse. So the farm reads all statuses every 5 to 6 minutes in
+//! one request, and wakes the owners of those at another ModifyIndex than expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -32,40 +32,41 @@ impl Revisioned for RcStatus {
 
 impl ChainedStatus for RcStatus {}
 
-/// The index of the status that an owner relies on.
+/// ModifyIndex at which an owner expects its RC's status in the store. The periodic check compares it.
 #[derive(Default)]
-pub(super) struct Reliance(Mutex<Relied>);
+pub(super) struct ExpectedIndex(Mutex<Expected>);
 
 #[derive(Clone, Copy, Default)]
-struct Relied {
+struct Expected {
+    /// ModifyIndex; 0: no status.
     index: Index,
-    /// When it was read or written; `None`: unknown.
+    /// When it was read or written; `None`: not yet.
     since: Option<Instant>,
-    /// Another index was found in the store.
-    misplaced: bool,
+    /// The check found the status at another index.
+    differs: bool,
 }
 
-impl Reliance {
-    fn lock(&self) -> MutexGuard<'_, Relied> {
+impl ExpectedIndex {
+    fn lock(&self) -> MutexGuard<'_, Expected> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the status was read or written at this index.
-    pub(super) fn on(&self, index: Index) {
-        *self.lock() = Relied { index, since: Some(monotonic()), misplaced: false };
+    /// Notes that the owner has read or written the status at this index.
+    pub(super) fn set(&self, index: Index) {
+        *self.lock() = Expected { index, since: Some(monotonic()), differs: false };
     }
 
-    /// Whether another status was found since the last call.
-    pub(super) fn take_misplaced(&self) -> bool {
-        std::mem::take(&mut self.lock().misplaced)
+    /// Whether the check has found another index since the last call.
+    pub(super) fn take_differs(&self) -> bool {
+        std::mem::take(&mut self.lock().differs)
     }
 
-    /// Compares with the index found by a read that was sent at `asked`.
+    /// Compares with the index found by a read that was sent at `asked`. An index that was set later is not compared.
     fn check(&self, stored: Index, asked: Instant) -> bool {
-        let mut relied = self.lock();
-        relied.misplaced |=
-            relied.index != stored && relied.since.is_some_and(|since| since < asked);
-        relied.misplaced
+        let mut expected = self.lock();
+        expected.differs |=
+            expected.index != stored && expected.since.is_some_and(|since| since < asked);
+        expected.differs
     }
 }
 
@@ -74,12 +75,13 @@ pub struct RcStatuses {
     reader: Arc<dyn Reader>,
     /// All statuses, with their ModifyIndexes.
     pub(super) at_claim: ClaimRead<BTreeMap<RcId, (Index, RcStatus)>>,
-    relied: Mutex<BTreeMap<RcId, Weak<Reliance>>>,
+    /// By RC that this farm owns.
+    expected: Mutex<BTreeMap<RcId, Weak<ExpectedIndex>>>,
 }
 
 impl RcStatuses {
     pub(super) fn new(reader: Arc<dyn Reader>) -> RcStatuses {
-        RcStatuses { reader, at_claim: ClaimRead::default(), relied: Mutex::default() }
+        RcStatuses { reader, at_claim: ClaimRead::default(), expected: Mutex::default() }
     }
 
     pub(super) async fn list(
@@ -93,15 +95,15 @@ impl RcStatuses {
         Ok((answer.index, answer.value.iter().filter_map(named).map(status).collect()))
     }
 
-    /// Registers an owner. It notes here the status that it relies on; ends when dropped.
-    pub(super) fn reliance(&self, id: RcId) -> Arc<Reliance> {
-        let reliance = Arc::<Reliance>::default();
-        self.relied().insert(id, Arc::downgrade(&reliance));
-        reliance
+    /// Registers an owner for the check, until the returned value is dropped. The owner keeps it up to date.
+    pub(super) fn register(&self, id: RcId) -> Arc<ExpectedIndex> {
+        let expected = Arc::<ExpectedIndex>::default();
+        self.expected().insert(id, Arc::downgrade(&expected));
+        expected
     }
 
-    /// Checks periodically. `misplaced` receives the RCs whose owners rely on a status that is not the stored one.
-    pub(super) async fn watch(&self, ids: IdSource, misplaced: impl Fn(BTreeSet<RcId>) + Send) {
+    /// Checks periodically. `changed` receives the RCs whose status is not the one that their owner expects.
+    pub(super) async fn watch(&self, ids: IdSource, changed: impl Fn(BTreeSet<RcId>) + Send) {
         let mut failures = 0;
         let mut pause = ids.jitter(CHECK_EVERY, 0.2);
         loop {
@@ -114,7 +116,7 @@ impl RcStatuses {
                             records = found.len(),
                             "statuses were changed by somebody else: rereading them"
                         );
-                        misplaced(found);
+                        changed(found);
                     }
                 }
                 Err(error) => {
@@ -134,21 +136,18 @@ impl RcStatuses {
         let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
         let stored = answer.value.iter().filter_map(named);
         let stored: BTreeMap<RcId, Index> = stored.map(|(id, e)| (id, e.modify_index)).collect();
-        let mut relied = self.relied();
-        relied.retain(|_, reliance| reliance.strong_count() > 0);
-        let misplaced = |id: &RcId, reliance: &Weak<Reliance>| {
+        let mut expected = self.expected();
+        expected.retain(|_, owner| owner.strong_count() > 0);
+        let differs = |id: &RcId, owner: &Weak<ExpectedIndex>| {
             let index = stored.get(id).copied().unwrap_or_default();
-            reliance.upgrade().is_some_and(|reliance| reliance.check(index, asked))
+            owner.upgrade().is_some_and(|expected| expected.check(index, asked))
         };
-        Ok(relied
-            .iter()
-            .filter(|(id, reliance)| misplaced(id, reliance))
-            .map(|(id, _)| *id)
-            .collect())
+        let changed = expected.iter().filter(|(id, owner)| differs(id, owner));
+        Ok(changed.map(|(id, _)| *id).collect())
     }
 
-    fn relied(&self) -> MutexGuard<'_, BTreeMap<RcId, Weak<Reliance>>> {
-        self.relied.lock().unwrap_or_else(PoisonError::into_inner)
+    fn expected(&self) -> MutexGuard<'_, BTreeMap<RcId, Weak<ExpectedIndex>>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
