@@ -12,14 +12,14 @@ use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
 use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
-use rcfarm_api::rc::status::{RcConditionType, RcReason};
 
-/// Each orphaned allocation takes at most two operations. The oldest Consul allows 64 per transaction.
-const LEAKS_PER_TRANSACTION: usize = 20;
+/// Orphaned allocations freed in one transaction. Each takes at most two operations, of the 64 that the oldest Consul
+/// allows.
+const FREED_AT_ONCE: usize = 20;
 
 impl RcController {
     /// Eligible nodes without capacity for a pod: the scheduler must not allocate them.
-    pub(super) fn without_room(&self, input: &RcView) -> BTreeSet<NodeName> {
+    pub(super) fn nodes_without_capacity(&self, input: &RcView) -> BTreeSet<NodeName> {
         let (want, capacities) = (input.spec.resources(), self.view.node_capacities());
         let lacks = |node: &&NodeName| {
             capacities.of(node).insufficient(input.spec.manifest.id(), want).is_some()
@@ -28,38 +28,40 @@ impl RcController {
     }
 
     /// Frees orphaned allocations: this RC's own, and if it finds no capacity, also those of other RCs on eligible
-    /// nodes. `None`: there is nothing to free.
+    /// nodes. `None`: there is nothing to free. `has_plan_lock`: the caller holds the ledger's lock.
+    ///
+    /// First it notes whether the RC waits for capacity or a slot, so that it is woken when one becomes free.
     pub(super) async fn free_orphaned(
         &mut self,
         input: &RcView,
         plan: &ReplicationPlan,
-        has_turn: bool,
+        has_plan_lock: bool,
     ) -> Result<Option<Action>, ReconcileError> {
-        let is_short = plan.is_short_of_room();
-        let waits = is_short || plan.is_short_of_places();
-        if self.caches.waits_for_room(self.id, waits) && waits {
+        let lacks_capacity = plan.lacks_capacity();
+        let waits = lacks_capacity || plan.lacks_slots();
+        if self.caches.set_waiting(self.id, waits) && waits {
             // Capacity that was freed since the caches were read woke only those that waited then.
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
         if input.spec.disabled || self.view.allowed_actions() != AllowedActions::Full {
             return Ok(None);
         }
-        let mut orphaned_allocations = self.orphaned_of(self.id, input.pods.keys());
-        if is_short {
-            orphaned_allocations.extend(self.orphaned_on(&input.eligible));
-            orphaned_allocations.sort();
-            orphaned_allocations.dedup();
+        let mut orphaned = self.orphaned_of(self.id, input.pods.keys());
+        if lacks_capacity {
+            orphaned.extend(self.orphaned_on(&input.eligible));
+            orphaned.sort();
+            orphaned.dedup();
         }
-        orphaned_allocations.truncate(LEAKS_PER_TRANSACTION);
-        if orphaned_allocations.is_empty() {
+        orphaned.truncate(FREED_AT_ONCE);
+        if orphaned.is_empty() {
             return Ok(None);
         }
         let view = self.view.clone();
-        let _guard = match has_turn {
+        let _guard = match has_plan_lock {
             true => None,
             false => Some(view.ledger.lock_plans().await),
         };
-        let (mut ops, bookings) = freeing(&view.node_capacities(), &orphaned_allocations);
+        let (mut ops, bookings) = freeing(&view.node_capacities(), &orphaned);
         if bookings.is_empty() {
             return Ok(Some(Action::RequeueAfter(Duration::ZERO)));
         }
@@ -68,7 +70,7 @@ impl RcController {
         match self.commit(input.record_index, ops, status, Vec::new()).await? {
             Committed::Applied(index) => {
                 view.ledger.wrote(&bookings, index);
-                for OrphanedAllocation { node, pod, owner, .. } in &orphaned_allocations {
+                for OrphanedAllocation { node, pod, owner, .. } in &orphaned {
                     warn!(alert = true, %node, %pod, %owner, "released an orphaned allocation");
                 }
                 Ok(Some(Action::RequeueAfter(Duration::ZERO)))
@@ -79,31 +81,7 @@ impl RcController {
             }
         }
     }
-}
 
-impl Drop for RcController {
-    fn drop(&mut self) {
-        self.caches.waits_for_room(self.id, false);
-        self.caches.interests().forget(self.id);
-    }
-}
-
-impl ReplicationPlan {
-    /// Whether a pod has no capacity, or none can be added for lack of capacity.
-    pub(super) fn is_short_of_room(&self) -> bool {
-        self.conditions.iter().any(|condition| {
-            matches!(condition.kind, RcConditionType::Scheduled | RcConditionType::Placed)
-                && condition.reason == RcReason::InsufficientCapacity
-        })
-    }
-
-    /// Whether no pod can be added because other pods occupy the slots.
-    fn is_short_of_places(&self) -> bool {
-        self.conditions.iter().any(|condition| condition.reason == RcReason::PlaceTaken)
-    }
-}
-
-impl RcController {
     /// Allocations of an RC at places where it has no pod.
     fn orphaned_of<'p>(
         &self,

@@ -134,7 +134,7 @@ impl RcCaches {
 
     /// Notes whether an RC waits for capacity or a slot; returns whether that is a change. One that waits is woken by
     /// every change of allocations, and whenever a pod or an intent disappears.
-    pub(super) fn waits_for_room(&self, id: RcId, waits: bool) -> bool {
+    pub(super) fn set_waiting(&self, id: RcId, waits: bool) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waits { waiting.insert(id) } else { waiting.remove(&id) }
     }

@@ -532,6 +532,13 @@ impl RcController {
     }
 }
 
+impl Drop for RcController {
+    fn drop(&mut self) {
+        self.caches.set_waiting(self.id, false);
+        self.caches.interests().forget(self.id);
+    }
+}
+
 pub(super) fn no_answer() -> ScheduleError {
     ScheduleError::Unreachable(format!("no answer within {SCHEDULER_TIMEOUT:?}"))
 }

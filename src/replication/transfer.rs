@@ -121,7 +121,7 @@ impl RcController {
         transfer: Transfer,
     ) -> Result<Action, ReconcileError> {
         let in_use = &Self::nodes_in_use(&input) | &self.view.unfit_nodes();
-        let mut in_use = &in_use | &self.without_room(&input);
+        let mut in_use = &in_use | &self.nodes_without_capacity(&input);
         let quarantined =
             |node: &&NodeName| self.readiness(&input, node) == NodeReadiness::Quarantined;
         in_use.extend(self.chain.status().quarantined_nodes.keys().filter(quarantined).cloned());

@@ -142,6 +142,19 @@ impl ReplicationPlan {
         self.steps.is_empty()
             && !matches!(self.transfer, TransferPlan::Start(_) | TransferPlan::Continue)
     }
+
+    /// Whether a pod has no capacity, or none can be added for lack of capacity.
+    pub(super) fn lacks_capacity(&self) -> bool {
+        self.conditions.iter().any(|condition| {
+            matches!(condition.kind, RcConditionType::Scheduled | RcConditionType::Placed)
+                && condition.reason == RcReason::InsufficientCapacity
+        })
+    }
+
+    /// Whether no pod can be added because other records' pods occupy the slots.
+    pub(super) fn lacks_slots(&self) -> bool {
+        self.conditions.iter().any(|condition| condition.reason == RcReason::PlaceTaken)
+    }
 }
 
 /// Decides what to do about an RC.
