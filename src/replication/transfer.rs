@@ -9,6 +9,7 @@
 //! When a step fails for good, the transfer is marked as being undone, so that no later owner continues it. Then the new
 //! node is deallocated and the transfer is cleared; the pods stay as they were.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -26,7 +27,7 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
-use rcfarm_api::rc::status::{RcConditionType, RcReason, Transfer};
+use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Transfer};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op};
 
@@ -53,6 +54,7 @@ impl RcController {
         [self.lock_op(), Op::Unlock { key: key.clone(), value, session }, Op::Delete { key }]
     }
 
+    /// Step 1: records the transfer in the status and takes the lock.
     pub(super) async fn start_transfer(
         &mut self,
         input: RcView,
@@ -82,6 +84,7 @@ impl RcController {
         }
     }
 
+    /// Takes the next step of the transfer in the status, or undoes it.
     pub(super) async fn continue_transfer(
         &mut self,
         input: RcView,
@@ -110,11 +113,13 @@ impl RcController {
         }
     }
 
+    /// Rest of the pause after a failed step or an undone transfer.
     pub(super) fn transfer_pause(&self) -> Option<Duration> {
         let wait = self.transfer_not_before?.checked_duration_since(monotonic())?;
         (wait > Duration::ZERO).then_some(wait)
     }
 
+    /// Step 2: asks the scheduler for a node and records it.
     async fn allocate(
         &mut self,
         input: RcView,
@@ -152,9 +157,22 @@ impl RcController {
         }
     }
 
+    /// Asks the scheduler to deallocate nodes. The transfer's id is the idempotency token.
+    async fn deallocate(
+        &self,
+        input: &RcView,
+        nodes: &[NodeName],
+        transfer: &Transfer,
+    ) -> Result<(), ScheduleError> {
+        let request = ScheduleRequest::of(&input.spec);
+        let asked = self.placement.scheduler.deallocate_nodes(request, nodes, transfer.id);
+        timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
+    }
+
+    /// Steps 3 and 4: deallocates the old node, then swaps the pods.
     async fn swap(
         &mut self,
-        mut input: RcView,
+        input: RcView,
         transfer: Transfer,
         old: PodRef,
         new: NodeName,
@@ -172,13 +190,7 @@ impl RcController {
             return self.undo_transfer(input, &format!("{new} is not fit for the pod")).await;
         }
         let leaving = [transfer.old_node.clone()];
-        let asked = self.placement.scheduler.deallocate_nodes(
-            ScheduleRequest::of(&input.spec),
-            &leaving,
-            transfer.id,
-        );
-        let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
-        if let Err(error) = answer {
+        if let Err(error) = self.deallocate(&input, &leaving, &transfer).await {
             if self.transfer_attempts < ATTEMPTS {
                 return Ok(self.try_later(&error.to_string()));
             }
@@ -193,37 +205,41 @@ impl RcController {
             PodStep::Remove { pod_ref: old, pod, why: PodRemoveReason::Ineligible },
             PodStep::Add { pod_ref, intent },
         ];
+        self.commit_swap(input, transfer, new, steps).await
+    }
+
+    /// Removes the old pod, adds the new one, clears the transfer and releases the lock, in one transaction.
+    async fn commit_swap(
+        &mut self,
+        mut input: RcView,
+        transfer: Transfer,
+        new: NodeName,
+        steps: [PodStep; 2],
+    ) -> Result<Action, ReconcileError> {
         let view = self.view.clone();
         let guard = match input.spec.resources().is_zero() {
             true => None,
             false => Some(view.ledger.lock_plans().await),
         };
-        let batch =
-            match writes::next_batch(&input.spec, &steps, self.ctx.limits, &view.node_capacities())
-            {
-                Ok(batch) if batch.steps == steps.len() => batch,
-                Ok(_) | Err(BatchError::TooLarge) => {
-                    drop(guard);
-                    let why = "the swap is too large for one transaction";
-                    return self.undo_transfer(input, why).await;
-                }
-                Err(BatchError::Insufficient(node, insufficient)) => {
-                    drop(guard);
-                    let why = format!("on {node} the room is gone: {insufficient}");
-                    return self.undo_transfer(input, &why).await;
-                }
-            };
+        let capacities = view.node_capacities();
+        let batch = match writes::next_batch(&input.spec, &steps, self.ctx.limits, &capacities) {
+            Ok(batch) if batch.steps == steps.len() => batch,
+            failed => {
+                drop(guard);
+                let why = match failed {
+                    Err(BatchError::Insufficient(node, insufficient)) => {
+                        format!("on {node} the room is gone: {insufficient}")
+                    }
+                    Ok(_) | Err(BatchError::TooLarge) => {
+                        "the swap is too large for one transaction".to_owned()
+                    }
+                };
+                return self.undo_transfer(input, &why).await;
+            }
+        };
         let mut ops = batch.ops;
         ops.extend(self.unlock_ops());
-        let mut status = self.chain.status().clone();
-        let now = self.ctx.clock.wall();
-        let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
-        status.set_condition(kind, true, reason, String::new(), now);
-        status.transfer = None;
-        status.last_error = None;
-        if let Some(why) = input.failing.get(&transfer.old_node) {
-            status.set_quarantine(&transfer.old_node, input.record_index, why, now);
-        }
+        let status = self.status_after_swap(&input, &transfer);
         let pods = writes::after(&input.pods, &input.spec, &steps);
         let desired = input.spec.replicas_desired;
         let records = vec![
@@ -252,7 +268,21 @@ impl RcController {
         }
     }
 
-    /// Deallocates the new node and clears the transfer. If the node cannot be deallocated, an operator is alerted.
+    /// The status without the transfer. A node that could not start the pod is quarantined for this RC.
+    fn status_after_swap(&self, input: &RcView, transfer: &Transfer) -> RcStatus {
+        let mut status = self.chain.status().clone();
+        let now = self.ctx.clock.wall();
+        let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
+        status.set_condition(kind, true, reason, String::new(), now);
+        (status.transfer, status.last_error) = (None, None);
+        if let Some(why) = input.failing.get(&transfer.old_node) {
+            status.set_quarantine(&transfer.old_node, input.record_index, why, now);
+        }
+        status
+    }
+
+    /// Marks the transfer as being undone, deallocates the new node, then clears the transfer. If the node cannot be
+    /// deallocated, an operator is alerted.
     pub(super) async fn undo_transfer(
         &mut self,
         input: RcView,
@@ -272,14 +302,7 @@ impl RcController {
         let in_use = Self::nodes_in_use(&input);
         let allocated: Vec<NodeName> =
             transfer.new_node.iter().filter(|node| !in_use.contains(*node)).cloned().collect();
-        let asked = self.placement.scheduler.deallocate_nodes(
-            ScheduleRequest::of(&input.spec),
-            &allocated,
-            transfer.id,
-        );
-        if let Err(error) =
-            timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()))
-        {
+        if let Err(error) = self.deallocate(&input, &allocated, &transfer).await {
             if self.transfer_attempts < ATTEMPTS {
                 return Ok(self.try_later(&error.to_string()));
             }
@@ -287,6 +310,17 @@ impl RcController {
             warn!(alert = true, record = %self.id, node, token = %transfer.id, %error,
                 "the node of an undone transfer could not be deallocated: deallocate it by hand");
         }
+        self.clear_transfer(input, transfer, why).await
+    }
+
+    /// Clears an undone transfer and releases the lock. The next transfer waits: 30 s, doubled with each failure in a
+    /// row, up to 10 min.
+    async fn clear_transfer(
+        &mut self,
+        input: RcView,
+        transfer: Transfer,
+        why: &str,
+    ) -> Result<Action, ReconcileError> {
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         let (kind, reason) = (RcConditionType::Placed, RcReason::TransferFailed);
@@ -307,6 +341,7 @@ impl RcController {
         }
     }
 
+    /// Repeats a step after a pause: 250 ms, doubled with each attempt, up to 30 s.
     fn try_later(&mut self, why: &str) -> Action {
         let base = Duration::from_millis(250);
         let pause = backoff(base, Duration::from_secs(30), self.transfer_attempts);
@@ -318,10 +353,7 @@ impl RcController {
 }
 
 /// Checks that the scheduler returned exactly one node, which is not in use.
-fn only(
-    nodes: &[NodeName],
-    in_use: &std::collections::BTreeSet<NodeName>,
-) -> Result<NodeName, ScheduleError> {
+fn only(nodes: &[NodeName], in_use: &BTreeSet<NodeName>) -> Result<NodeName, ScheduleError> {
     match nodes {
         [node] if !in_use.contains(node) => Ok(node.clone()),
         _ => Err(ScheduleError::BadAnswer(format!("one new node was asked for, {nodes:?} came"))),
