@@ -9,6 +9,19 @@
 //! people by hand, which the watches show. The ownership lock excludes p2's farms.
 //! A crash between two writes leaves: some of the pods added or removed, each with label, intent, allocation, status and
 //! audit record in one transaction; or a node transfer in the status, which the next owner finishes or undoes.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `controller` | start here: reads the record and its pods, plans, commits, writes the status |
+//! | [`plan`](mod@plan) | what to do about one RC, with reasons. Pure |
+//! | [`writes`] | packs the steps of a plan into transactions. Pure |
+//! | `current_view` | reads before a plan that removes or moves pods |
+//! | `transfer` | moves one pod to another node, step by step |
+//! | `allocations` | nodes without capacity, and orphaned allocations |
+//! | [`caches`], `interests`, `statuses` | shared by all RCs of a farm: own writes, who waits for what, stored statuses |
+//! | `events` | audit records |
+//! | [`kind`] | the kind `rc`: prefixes, rights, subscriptions |
+//! | `failpoints` | change input or output of the plan in tests |
 
 mod allocations;
 pub mod caches;
