@@ -13,14 +13,16 @@ use tracing::warn;
 use super::caches::SchedulerCaches;
 use super::failpoints;
 use super::placing::PlacementChange;
-use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan};
+use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
 use super::writes::{PlacementBatch, QueueBook, audited, batch, nodes_per_change, revised};
 use crate::cluster::allocations::booked_node;
+use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
+use crate::placement::capacity::Fleet;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered};
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::key;
@@ -37,6 +39,8 @@ use rcfarm_store::{Index, Op, Query, Versioned, offload};
 
 /// Limit of groups placed in one pass.
 const PLACED_PER_PASS: usize = 500;
+/// Limit of the comparisons of nodes in one pass, about 10 ms.
+const STEPS_PER_PASS: usize = 200_000;
 /// Minimum interval between transactions that only update the messages of waiting groups.
 const WORDS_EVERY: Duration = Duration::from_millis(250);
 /// Poll interval while a group waits for capacity: capacity freed by other controllers wakes nobody.
@@ -55,6 +59,9 @@ pub struct OrderingController {
     unreadable: BTreeSet<GroupId>,
     queues: QueueBook,
     since: Timestamp,
+    memory: PassMemory,
+    /// The last pass, if it found nothing to do.
+    idle: Option<IdlePass>,
     /// Whether to recount the queues: the statuses were read again and may have been changed by others.
     to_recount: bool,
     /// Next time for updating messages.
@@ -73,10 +80,38 @@ impl Revisioned for SchedulerStatus {
 
 impl ChainedStatus for SchedulerStatus {}
 
+/// A pass that found nothing to do, and its input. With equal input there is nothing to do until its next time.
+struct IdlePass {
+    spec: SchedulerSpec,
+    queues: Arc<QueueIndex>,
+    groups: Arc<GroupIndex>,
+    fleet: Fleet,
+    down: BTreeSet<NodeName>,
+    may_forget: bool,
+    plan: BatchPlan,
+}
+
+impl IdlePass {
+    fn is_of(
+        &self,
+        seen: &BatchObserved<'_>,
+        queues: &Arc<QueueIndex>,
+        groups: &Arc<GroupIndex>,
+    ) -> bool {
+        Arc::ptr_eq(&self.queues, queues)
+            && Arc::ptr_eq(&self.groups, groups)
+            && self.spec == *seen.spec
+            && self.fleet.equals(seen.fleet)
+            && self.down == *seen.down
+            && self.may_forget == seen.may_forget
+            && !seen.with_orphaned
+            && self.plan.next.is_none_or(|next| seen.now < next)
+    }
+}
+
 /// Input and plan of one reconcile.
 struct BatchView {
     record_index: Index,
-    spec: SchedulerSpec,
     queues: Queues,
     plan: BatchPlan,
 }
@@ -102,6 +137,8 @@ impl OrderingController {
             unreadable: BTreeSet::new(),
             queues: QueueBook::new(),
             since,
+            memory: PassMemory::default(),
+            idle: None,
             to_recount: true,
             words_at: monotonic(),
             leaks_at: monotonic(),
@@ -113,6 +150,7 @@ impl OrderingController {
     /// Reads the statuses before the caches. Allocations older than the statuses could stay allocated forever.
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.chain.refresh().await?;
+        self.idle = None;
         let reader = &self.caches.reader;
         let prefix = key::pod_group_statuses();
         let groups = list_surely(reader.as_ref(), &prefix).await?.value;
@@ -226,13 +264,36 @@ impl OrderingController {
             with_orphaned: self.to_recount || monotonic() >= self.leaks_at,
             now: self.ctx.clock.wall(),
             latest,
-            bounds: Bounds { placed: PLACED_PER_PASS, nodes: nodes_per_change(self.ctx.limits) },
+            bounds: Bounds {
+                placed: PLACED_PER_PASS,
+                steps: STEPS_PER_PASS,
+                nodes: nodes_per_change(self.ctx.limits),
+                says: self.ctx.limits.ops,
+            },
         };
-        // Each group may be compared with each node.
-        let size = groups.value.0.len() * fleet.labels.nodes.len();
-        let mut plan = offload(size, || plan(&observed)).await;
-        failpoints::change_plan(&mut plan);
-        Ok(Some(BatchView { record_index, spec, queues: queues_view, plan }))
+        let idle = self.idle.as_ref().filter(|i| i.is_of(&observed, &queues.value, &groups.value));
+        let plan = match idle {
+            Some(idle) => idle.plan.clone(),
+            None => {
+                let size = groups.value.0.len() + fleet.labels.nodes.len();
+                let memory = &mut self.memory;
+                let mut plan = offload(size, || plan(&observed, memory)).await;
+                failpoints::change_plan(&mut plan);
+                let is_idle = plan.changes.is_empty() && plan.says.is_empty() && !plan.more;
+                let may_forget = observed.may_forget;
+                self.idle = is_idle.then(|| IdlePass {
+                    spec,
+                    queues: queues.value.clone(),
+                    groups: groups.value.clone(),
+                    fleet,
+                    down,
+                    may_forget,
+                    plan: plan.clone(),
+                });
+                plan
+            }
+        };
+        Ok(Some(BatchView { record_index, queues: queues_view, plan }))
     }
 
     /// Commits the changes in order, with as few transactions as possible. `false`: one was refused.
@@ -241,10 +302,9 @@ impl OrderingController {
         input: &BatchView,
         changes: &[PlacementChange],
     ) -> Result<bool, ReconcileError> {
-        let selector = input.spec.node_selector.parse().unwrap_or_else(|_| Selector::everything());
         let mut rest = changes;
         while !rest.is_empty() {
-            let node_capacities = self.caches.fleet(&selector).node_capacities;
+            let node_capacities = self.caches.view.node_capacities();
             let made = batch(rest, &node_capacities, &input.queues, &self.queues, self.ctx.limits);
             let (these, after) = rest.split_at(made.count.max(1));
             let details = Details::GroupsOrdered(GroupsOrdered {
@@ -264,6 +324,7 @@ impl OrderingController {
 
     /// Records the result of a committed transaction before the caches show it.
     fn learn(&mut self, changes: &[PlacementChange], batch: PlacementBatch, index: Index) {
+        self.idle = None;
         for change in changes {
             match &change.after {
                 Some(_) if change.keeps_status() => {}
@@ -340,8 +401,7 @@ impl OrderingController {
         let for_room = |reason| {
             matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes)
         };
-        let waits = plan.waiting.values().flatten().any(|waiting| for_room(waiting.reason))
-            || self.groups.values().any(|known| for_room(known.value.reason));
+        let waits = self.groups.values().any(|known| for_room(known.value.reason));
         let room = waits.then_some(ROOM_EVERY);
         match [due, room].into_iter().flatten().min() {
             Some(pause) => Action::RequeueAfter(pause),
@@ -381,7 +441,7 @@ impl Controller for OrderingController {
         }
         self.words_at = monotonic() + WORDS_EVERY;
         if !input.plan.says.is_empty() {
-            let node_capacities = self.caches.fleet(&Selector::everything()).node_capacities;
+            let node_capacities = self.caches.view.node_capacities();
             let one = batch(
                 &input.plan.says,
                 &node_capacities,

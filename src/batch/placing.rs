@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::placement::capacity::{self, Fleet, Gang, Ledger, NodeCapacities};
+use crate::placement::capacity::{self, Booking, Gang, Ledger, NodeCapacities};
 use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::AllocationOwner;
@@ -185,26 +185,23 @@ pub fn missing(
         .collect()
 }
 
-/// Releases and makes allocations on a copy of the fleet.
+/// Allocations of nodes after a release and an allocation.
 ///
-/// # Errors A member that does not fit. The copy is unchanged.
-pub fn book(
-    fleet: &mut Fleet,
+/// # Errors A member that does not fit.
+pub fn bookings(
+    node_capacities: &NodeCapacities,
     id: &GroupId,
     release: &[GroupMember],
     allocate: &[GroupMember],
-) -> Result<(), String> {
+) -> Result<Vec<Booking>, String> {
     let owner = owner_of(id);
-    let mut ledger = Ledger::on(&fleet.node_capacities);
+    let mut ledger = Ledger::on(node_capacities);
     release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
     for m in allocate {
         let insufficient = ledger.allocate(&m.node, &m.pod, &owner, &m.want);
         insufficient.map_err(|insufficient| format!("{} on {}: {insufficient}", m.pod, m.node))?;
     }
-    for booking in ledger.bookings() {
-        fleet.node_capacities.insert(booking.node, booking.room);
-    }
-    Ok(())
+    Ok(ledger.bookings())
 }
 
 /// Splits members into parts of at most `most` nodes each.

@@ -8,19 +8,27 @@
 //! In a FIFO queue a group that does not fit blocks those behind it, unless it exceeds a capability outright. If it
 //! waits for nodes, it blocks them only until its timeout, and then goes to the end of the queue. In other queues those
 //! behind it go ahead.
+//!
+//! A pass ends early once it has placed enough groups or compared enough nodes; the next one goes on
+//! ([`BatchPlan::more`]). What did not fit is remembered until capacity grows ([`PassMemory`]).
 
 mod growth;
+mod memory;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::placing::{PlacementChange, VersionedStatus, book, gang, members, nodes_of, placement};
+pub use memory::PassMemory;
+
+use super::placing::{
+    GroupMember, PlacementChange, VersionedStatus, bookings, gang, members, nodes_of, placement,
+};
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::{StoredGroup, StoredGroups};
-use crate::placement::capacity::{self, Decision, Fleet, Gang, WaitReason, place};
+use crate::placement::capacity::{self, Fleet, Gang};
 use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
 use rcfarm_api::Timestamp;
@@ -30,7 +38,7 @@ use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
 use rcfarm_api::queue::spec::QueueStrategy;
-use rcfarm_api::queue::status::Waiting;
+use rcfarm_api::queue::status::{WAITING_LISTED, Waiting};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 
 pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
@@ -68,6 +76,10 @@ pub struct BatchObserved<'a> {
 pub struct Bounds {
     /// Groups placed per pass.
     pub placed: usize,
+    /// Comparisons of nodes after which no further group is examined.
+    pub steps: usize,
+    /// Changes of messages per pass.
+    pub says: usize,
     /// Nodes per change; a larger gang is written ahead.
     pub nodes: usize,
 }
@@ -79,7 +91,7 @@ pub struct BatchPlan {
     pub changes: Vec<PlacementChange>,
     /// Changes of messages only, committed when there is nothing else to do.
     pub says: Vec<PlacementChange>,
-    /// Waiting groups in order, per queue.
+    /// The first [`WAITING_LISTED`] waiting groups per queue, in order.
     pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
     /// Charges after the changes.
     pub usage: Usage,
@@ -118,15 +130,20 @@ impl Candidate<'_> {
     }
 }
 
-/// Requests with equal keys fit on the same nodes.
-pub(super) type RequestKey = Vec<(u32, String, String)>;
+/// What some members of a candidate ask for.
+struct Asked {
+    /// Of the queue.
+    charge: ResourceList,
+    /// Of the nodes.
+    gang: Gang,
+}
 
-pub(super) fn request_key(spec: &PodGroupSpec, counts: &Counts<'_>) -> RequestKey {
-    let tasks = spec.tasks.iter().map(|task| {
-        let count = counts.get(task.name.as_str()).copied().unwrap_or(0);
-        (count, task.node_selector.clone(), task.resources.to_string())
-    });
-    tasks.filter(|(count, ..)| *count > 0).collect()
+/// Reason why a group waits. The text is made only if its status does not say so yet.
+type Why = (PodGroupReason, Message);
+
+enum Message {
+    Text(String),
+    DoesNotFit(Gang),
 }
 
 /// Selector and resources of a waiting group with a single pod; `None`: another group.
@@ -138,12 +155,10 @@ fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c ResourceList)> {
 }
 
 /// State of a pass.
-pub(super) struct Pass<'a> {
+pub(super) struct Pass<'a, 'm> {
     pub(super) seen: &'a BatchObserved<'a>,
-    pub(super) fleet: Fleet,
+    pub(super) memory: &'m mut PassMemory,
     pub(super) plan: BatchPlan,
-    /// Requests that did not fit in this pass; capacity only shrinks.
-    no_room: BTreeMap<RequestKey, (PodGroupReason, String)>,
     /// Blocked FIFO queues and the groups that block them.
     pub(super) held_up: BTreeMap<QueueName, GroupId>,
     placed: usize,
@@ -152,17 +167,13 @@ pub(super) struct Pass<'a> {
 /// Plans one pass: releases orphaned allocations, updates known groups, places waiting ones in order, then adds the
 /// missing members of elastic groups.
 ///
-/// It stops after [`Bounds::placed`] groups; [`BatchPlan::more`] asks for another pass.
+/// It stops after [`Bounds::placed`] groups or [`Bounds::steps`] comparisons; [`BatchPlan::more`] asks for another pass.
+/// `memory` is that of the scheduler's earlier passes, or empty.
 #[must_use]
-pub fn plan(seen: &BatchObserved<'_>) -> BatchPlan {
-    let mut pass = Pass {
-        seen,
-        fleet: seen.fleet.clone(),
-        plan: BatchPlan::default(),
-        no_room: BTreeMap::new(),
-        held_up: BTreeMap::new(),
-        placed: 0,
-    };
+pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
+    memory.begin(seen.fleet, seen.spec.packing);
+    let (plan, held_up) = (BatchPlan::default(), BTreeMap::new());
+    let mut pass = Pass { seen, memory, plan, held_up, placed: 0 };
     for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -206,15 +217,15 @@ pub fn positions(
 }
 
 /// Order of admission.
-fn rank(
+fn rank<'a>(
     queues: &Queues,
-    c: &Candidate<'_>,
-) -> (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, GroupId) {
+    c: &Candidate<'a>,
+) -> (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, &'a GroupId) {
     let queue = queues.0.get(&c.queue).map_or(0, |queue| queue.spec.priority);
-    (Reverse(queue), Reverse(c.admitted), Reverse(c.record.spec.priority), c.since(), c.id.clone())
+    (Reverse(queue), Reverse(c.admitted), Reverse(c.record.spec.priority), c.since(), c.id)
 }
 
-impl<'a> Pass<'a> {
+impl<'a> Pass<'a, '_> {
     fn sort(&self, candidates: &mut [Candidate<'a>]) {
         candidates.sort_by_cached_key(|c| rank(self.seen.queues, c));
     }
@@ -222,12 +233,12 @@ impl<'a> Pass<'a> {
     fn admit(&mut self, candidates: &[Candidate<'a>]) {
         let mut at = 0;
         while let Some(candidate) = candidates.get(at) {
-            if let Some((reason, message)) = self.bar(candidate) {
-                self.wait(candidate, reason, message);
+            if let Some(why) = self.bar(candidate) {
+                self.wait(candidate, why);
                 at += 1;
                 continue;
             }
-            if self.placed >= self.seen.bounds.placed {
+            if self.is_spent() {
                 // These were not examined: their reasons stay.
                 self.plan.more = true;
                 self.list(
@@ -237,45 +248,56 @@ impl<'a> Pass<'a> {
                 at += 1;
                 continue;
             }
-            let run = if self.is_hopeless(candidate) { 1 } else { self.run(&candidates[at..]) };
+            let asked = self.asked(candidate, &candidate.record.spec.all());
+            let run = match self.is_hopeless(candidate, &asked) {
+                true => 1,
+                false => self.run(&candidates[at..]),
+            };
             at += if run > 1 {
-                self.admit_run(&candidates[at..at + run])
+                self.admit_run(&candidates[at..at + run], asked)
             } else {
-                self.admit_one(candidate)
+                self.admit_one(candidate, asked)
             };
         }
     }
 
+    /// Whether the rest is left to the next pass.
+    pub(super) fn is_spent(&self) -> bool {
+        let bounds = self.seen.bounds;
+        self.placed >= bounds.placed || self.memory.index.steps() >= bounds.steps
+    }
+
+    fn asked(&self, c: &Candidate<'a>, counts: &Counts<'_>) -> Asked {
+        let spec = &c.record.spec;
+        Asked { charge: spec.charge(counts), gang: gang(c.id, spec, counts, self.seen.spec) }
+    }
+
     /// Reason why a group is not placed at all in this pass.
-    fn bar(&mut self, c: &Candidate<'a>) -> Option<(PodGroupReason, String)> {
+    fn bar(&mut self, c: &Candidate<'a>) -> Option<Why> {
         if let Some(hold) = &c.record.spec.hold {
-            return Some((hold.reason, hold.message.clone()));
+            return Some((hold.reason, Message::Text(hold.message.clone())));
         }
         if !c.admitted {
             if let Some((reason, why)) = self.seen.queues.refusal(&c.queue) {
-                return Some((reason, format!("spec.queue: {why}")));
+                return Some((reason, Message::Text(format!("spec.queue: {why}"))));
             }
             if let Some(until) =
                 c.known.and_then(|k| k.value.not_before).filter(|t| *t > self.seen.now)
             {
                 self.due(until);
-                return Some((
-                    PodGroupReason::BackedOff,
-                    format!("it had no place in time; again after {until}"),
-                ));
+                let text = format!("it had no place in time; again after {until}");
+                return Some((PodGroupReason::BackedOff, Message::Text(text)));
             }
         }
         let first = self.held_up.get(&c.queue)?;
-        Some((PodGroupReason::BehindInQueue, format!("{first} goes first")))
+        Some((PodGroupReason::BehindInQueue, Message::Text(format!("{first} goes first"))))
     }
 
     /// Whether a group with a single pod surely does not fit, so that equal ones behind it need not be counted.
-    fn is_hopeless(&self, c: &Candidate<'a>) -> bool {
-        let counts = c.record.spec.all();
-        let charge = || c.record.spec.charge(&counts);
+    fn is_hopeless(&mut self, c: &Candidate<'a>, asked: &Asked) -> bool {
         single(c).is_some()
-            && (self.no_room.contains_key(&request_key(&c.record.spec, &counts))
-                || self.seen.queues.fits(&self.plan.usage, &c.queue, &charge()).is_err())
+            && (self.memory.known_no_room(&asked.gang).is_some()
+                || self.seen.queues.fits(&self.plan.usage, &c.queue, &asked.charge).is_err())
     }
 
     /// Number of leading candidates with equal single pods; one request places them all.
@@ -294,36 +316,23 @@ impl<'a> Pass<'a> {
     }
 
     /// Admits as many of equal single pods as fit. Returns the number of candidates handled.
-    fn admit_run(&mut self, run: &[Candidate<'a>]) -> usize {
-        let first = &run[0];
-        let counts = first.record.spec.all();
-        let one = first.record.spec.charge(&counts);
-        let request_key = request_key(&first.record.spec, &counts);
-        if self.no_room.contains_key(&request_key) {
-            return self.admit_one(first);
-        }
-        let queues = self.seen.queues;
+    fn admit_run(&mut self, run: &[Candidate<'a>], one: Asked) -> usize {
+        let (first, queues) = (&run[0], self.seen.queues);
         let mut usage = self.plan.usage.clone();
         let mut most = 0;
-        while most < run.len() && queues.fits(&usage, &first.queue, &one).is_ok() {
-            usage.charge(queues, &first.queue, &one);
+        while most < run.len() && queues.fits(&usage, &first.queue, &one.charge).is_ok() {
+            usage.charge(queues, &first.queue, &one.charge);
             most += 1;
         }
-        let mut question = gang(first.id, &first.record.spec, &counts, self.seen.spec);
-        let mut nodes = Vec::new();
-        while most > 1 && nodes.is_empty() {
-            question.tasks[0].replicas = u32::try_from(most).unwrap_or(u32::MAX);
-            match place(&question, &self.fleet) {
-                Decision::Bind(answer) => nodes = answer.tasks.into_values().flatten().collect(),
-                Decision::Preempt(_) => most = 0,
-                Decision::Wait(why) => {
-                    most = why.first().map_or(0, |w| w.fitting as usize).min(most - 1)
-                }
-            }
-        }
-        if nodes.is_empty() {
-            return self.admit_one(first);
-        }
+        let mut all = one.gang.clone();
+        all.tasks[0].replicas = u32::try_from(most).unwrap_or(u32::MAX);
+        all.tasks[0].replicas = self.memory.index.fitting(&all.tasks[0]);
+        let answer = match all.tasks[0].replicas {
+            0 | 1 => None,
+            _ => self.memory.index.find(&all),
+        };
+        let Some(answer) = answer else { return self.admit_one(first, one) };
+        let nodes: Vec<NodeName> = answer.tasks.into_values().flatten().collect();
         for (candidate, node) in run.iter().zip(&nodes) {
             let spec = &candidate.record.spec;
             let answer = [(spec.tasks[0].name.clone(), vec![node.clone()])].into();
@@ -332,74 +341,50 @@ impl<'a> Pass<'a> {
         nodes.len()
     }
 
-    /// Admits and places one group, or sets its reason.
-    fn admit_one(&mut self, c: &Candidate<'a>) -> usize {
+    /// Admits and places one group with all its members or with the fewest, or sets its reason.
+    fn admit_one(&mut self, c: &Candidate<'a>, all: Asked) -> usize {
         let spec = &c.record.spec;
-        let (all, least) = (spec.all(), spec.least());
-        let tries = if all == least { vec![all] } else { vec![all, least] };
-        let mut why = (PodGroupReason::InsufficientCapacity, String::new());
-        for counts in &tries {
-            match self.find(c, counts) {
-                Ok(answer) => {
-                    self.bind(c, &answer);
-                    return 1;
-                }
-                Err(reason) => why = reason,
-            }
+        let mut found = self.find(c, all);
+        if found.is_err() && spec.min_member.is_some() && spec.least() != spec.all() {
+            found = self.find(c, self.asked(c, &spec.least()));
         }
-        self.hold_up(c, why);
+        match found {
+            Ok(answer) => self.bind(c, &answer),
+            Err(why) => self.hold_up(c, why),
+        }
         1
     }
 
-    /// Placement of the given counts, within the queue's capability and the nodes' capacity.
-    fn find(
-        &mut self,
-        c: &Candidate<'a>,
-        counts: &Counts<'_>,
-    ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
-        let spec = &c.record.spec;
-        let charge = spec.charge(counts);
+    /// Placement within the queue's capability and the nodes' capacity.
+    fn find(&mut self, c: &Candidate<'a>, asked: Asked) -> Result<capacity::GangPlacement, Why> {
         let queues = self.seen.queues;
         let enough = match c.known.filter(|_| c.admitted) {
             Some(known) => {
                 let mut usage = self.plan.usage.clone();
                 usage.discharge(queues, &c.queue, &known.value.charged);
-                queues.fits(&usage, &c.queue, &charge)
+                queues.fits(&usage, &c.queue, &asked.charge)
             }
-            None => queues.fits(&self.plan.usage, &c.queue, &charge),
+            None => queues.fits(&self.plan.usage, &c.queue, &asked.charge),
         };
-        enough.map_err(|too_much| (too_much.reason, too_much.message))?;
-        self.room(&gang(c.id, spec, counts, self.seen.spec), request_key(spec, counts))
+        enough.map_err(|too_much| (too_much.reason, Message::Text(too_much.message)))?;
+        let found = self.memory.find(&asked.gang);
+        found.map_err(|reason| (reason, Message::DoesNotFit(asked.gang)))
     }
 
-    /// Nodes for a gang, unless a request with the same key has failed in this pass.
-    pub(super) fn room(
+    /// Makes the bookings of a change, so that the rest of the pass reckons with them.
+    ///
+    /// # Errors A member that does not fit. Nothing is booked.
+    pub(super) fn book(
         &mut self,
-        question: &Gang,
-        request_key: RequestKey,
-    ) -> Result<capacity::GangPlacement, (PodGroupReason, String)> {
-        if let Some(why) = self.no_room.get(&request_key) {
-            return Err(why.clone());
+        id: &GroupId,
+        release: &[GroupMember],
+        allocate: &[GroupMember],
+    ) -> Result<(), String> {
+        let index = &mut self.memory.index;
+        for booking in bookings(index.node_capacities(), id, release, allocate)? {
+            index.insert(booking.node, booking.room);
         }
-        let why = match place(question, &self.fleet) {
-            Decision::Bind(answer) => return Ok(answer),
-            Decision::Preempt(_) => {
-                (PodGroupReason::InsufficientCapacity, "others would have to go".to_owned())
-            }
-            Decision::Wait(waits) => {
-                let nowhere = waits.iter().any(|w| w.reason == WaitReason::NoEligibleNodes);
-                let reason = if nowhere {
-                    PodGroupReason::NoEligibleNodes
-                } else {
-                    PodGroupReason::InsufficientCapacity
-                };
-                let pending_reasons: Vec<String> =
-                    waits.iter().map(|w| format!("task {}: {}", w.task, w.message)).collect();
-                (reason, pending_reasons.join("; "))
-            }
-        };
-        self.no_room.insert(request_key, why.clone());
-        Err(why)
+        Ok(())
     }
 
     /// Admits and binds a group; writes the reservation ahead if it has too many nodes.
@@ -407,10 +392,10 @@ impl<'a> Pass<'a> {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
         let allocate = members(c.id, &place);
-        if book(&mut self.fleet, c.id, &[], &allocate).is_err() {
+        if self.book(c.id, &[], &allocate).is_err() {
             // Found on this copy, so only unreadable allocations can cause this.
             let message = "a node's allocations cannot be read".to_owned();
-            return self.wait(c, PodGroupReason::InsufficientCapacity, message);
+            return self.wait(c, (PodGroupReason::InsufficientCapacity, Message::Text(message)));
         }
         let is_large = nodes_of(&allocate).len() > self.seen.bounds.nodes;
         let mut after = c.status();
@@ -440,7 +425,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Handles a group that does not fit. In a FIFO queue it blocks the others until its timeout.
-    fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): (PodGroupReason, String)) {
+    fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): Why) {
         let queue = self.seen.queues.0.get(&c.queue);
         let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
         if let Some(until) = c.known.and_then(|k| k.value.place_by).filter(|_| c.admitted) {
@@ -451,11 +436,11 @@ impl<'a> Pass<'a> {
             PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes
         );
         if !strict || reason == PodGroupReason::ExceedsCapability {
-            return self.wait(c, reason, message);
+            return self.wait(c, (reason, message));
         }
         if c.admitted || !waits_for_nodes {
             self.held_up.insert(c.queue.clone(), c.id.clone());
-            return self.wait(c, reason, message);
+            return self.wait(c, (reason, message));
         }
         match c.known.and_then(|known| known.value.place_by) {
             Some(until) if until <= self.seen.now => {
@@ -466,7 +451,7 @@ impl<'a> Pass<'a> {
             Some(until) => {
                 self.due(until);
                 self.held_up.insert(c.queue.clone(), c.id.clone());
-                self.wait(c, reason, message);
+                self.wait(c, (reason, message));
             }
             None => {
                 let until = self.timeout(&c.record.spec);
@@ -475,7 +460,8 @@ impl<'a> Pass<'a> {
                 self.list(c, reason);
                 let mut after = c.status();
                 after.place_by = Some(until);
-                after.say(PodGroupPhase::Pending, reason, message, self.seen.now);
+                let text = self.text(message);
+                after.say(PodGroupPhase::Pending, reason, text, self.seen.now);
                 self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
             }
         }
@@ -515,21 +501,34 @@ impl<'a> Pass<'a> {
     }
 
     /// Sets the reason of a waiting group if it has changed.
-    fn wait(&mut self, c: &Candidate<'a>, reason: PodGroupReason, message: String) {
+    fn wait(&mut self, c: &Candidate<'a>, (reason, message): Why) {
         self.list(c, reason);
         let said = c
             .known
             .is_some_and(|k| k.value.reason == reason && k.value.queue.as_ref() == Some(&c.queue));
-        if !said {
+        if !said && self.plan.says.len() < self.seen.bounds.says {
             let mut after = c.status();
-            after.say(after.phase, reason, message, self.seen.now);
+            after.say(after.phase, reason, self.text(message), self.seen.now);
             self.plan.says.push(PlacementChange::of_status(c.id, c.known, after));
         }
     }
 
+    fn text(&mut self, message: Message) -> String {
+        match message {
+            Message::Text(text) => text,
+            Message::DoesNotFit(gang) => self.memory.message(&gang),
+        }
+    }
+
     fn list(&mut self, c: &Candidate<'a>, reason: PodGroupReason) {
-        if !c.admitted {
-            let waiting = self.plan.waiting.entry(c.queue.clone()).or_default();
+        if c.admitted {
+            return;
+        }
+        if !self.plan.waiting.contains_key(&c.queue) {
+            self.plan.waiting.insert(c.queue.clone(), Vec::new());
+        }
+        let waiting = self.plan.waiting.get_mut(&c.queue).filter(|w| w.len() < WAITING_LISTED);
+        if let Some(waiting) = waiting {
             waiting.push(Waiting { group: c.id.clone(), position: waiting.len() + 1, reason });
         }
     }

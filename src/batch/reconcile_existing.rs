@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    GroupMember, PlacementChange, VersionedStatus, book, fitted, gang, group_of, held, members,
-    missing, nodes_of, parts,
+    GroupMember, PlacementChange, VersionedStatus, fitted, gang, group_of, held, members, missing,
+    nodes_of, parts,
 };
-use super::plan::{Candidate, Pass, request_key};
+use super::plan::{Candidate, Pass};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::StoredGroup;
 use rcfarm_api::FieldError;
@@ -23,7 +23,7 @@ use rcfarm_api::pod_group::status::{
 /// Poll interval while members have no node.
 const NODES_EVERY: Duration = Duration::from_secs(2);
 
-impl<'a> Pass<'a> {
+impl<'a> Pass<'a, '_> {
     /// Updates all groups. Returns those that need a placement.
     pub(super) fn reconcile_all(&mut self) -> Vec<Candidate<'a>> {
         let seen = self.seen;
@@ -82,7 +82,7 @@ impl<'a> Pass<'a> {
         for (id, members) in orphaned_allocations {
             for release in parts(members, self.seen.bounds.nodes) {
                 // A release cannot fail.
-                let _ = book(&mut self.fleet, &id, &release, &[]);
+                let _ = self.book(&id, &release, &[]);
                 let (allocate, as_said) = (Vec::new(), None);
                 let change = PlacementChange {
                     id: id.clone(),
@@ -181,7 +181,7 @@ impl<'a> Pass<'a> {
     /// Applies a release to the pass' copies of fleet and usage.
     fn give_back(&mut self, id: &GroupId, status: &PodGroupStatus, release: &[GroupMember]) {
         // A release cannot fail.
-        let _ = book(&mut self.fleet, id, release, &[]);
+        let _ = self.book(id, release, &[]);
         if let Some(queue) = status.queue.as_ref().filter(|_| status.phase.is_admitted()) {
             self.plan.usage.discharge(self.seen.queues, queue, &status.charged);
         }
@@ -214,7 +214,7 @@ impl<'a> Pass<'a> {
         group: Option<&'a StoredGroup>,
     ) {
         let Some(place) = &known.value.placement else { return };
-        let rest = held(&self.fleet.node_capacities, id, members(id, place));
+        let rest = held(self.memory.index.node_capacities(), id, members(id, place));
         let parts = parts(rest, self.seen.bounds.nodes);
         if !parts.is_empty() {
             self.plan.more = true;
@@ -271,7 +271,7 @@ impl<'a> Pass<'a> {
             self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
             return;
         }
-        if let Err(insufficient) = book(&mut self.fleet, id, &[], &rest) {
+        if let Err(insufficient) = self.book(id, &[], &rest) {
             let mut after = (*known.value).clone();
             after.message = insufficient;
             return self.begin_release(
@@ -399,15 +399,13 @@ impl<'a> Pass<'a> {
         if release.is_empty() {
             return false;
         }
-        let _ = book(&mut self.fleet, id, &release, &[]);
+        let _ = self.book(id, &release, &[]);
         let mut spec = record.spec.clone();
         for task in &mut spec.tasks {
             task.resources = place.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }
         let gone = left.counts();
-        if let Ok(answer) =
-            self.room(&gang(id, &spec, &gone, self.seen.spec), request_key(&spec, &gone))
-        {
+        if let Ok(answer) = self.memory.find(&gang(id, &spec, &gone, self.seen.spec)) {
             for (task, nodes) in answer.tasks {
                 let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
                 let slots = kept.members.get_mut(&task).into_iter().flatten().zip(were);
@@ -419,7 +417,7 @@ impl<'a> Pass<'a> {
         let mut allocate = members(id, &kept);
         allocate.retain(|member| !were.contains(member));
         // Cannot fail: the placement was found on this copy.
-        let _ = book(&mut self.fleet, id, &[], &allocate);
+        let _ = self.book(id, &[], &allocate);
         let mut after = (*known.value).clone();
         if let Some(queue) = &after.queue {
             self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
@@ -487,7 +485,7 @@ impl<'a> Pass<'a> {
         }
         after.placement = None;
         if phase.is_admitted() {
-            let _ = book(&mut self.fleet, id, &release, &[]);
+            let _ = self.book(id, &release, &[]);
         } else {
             self.give_back(id, &known.value, &release);
             after.charged = ResourceList::default();
@@ -534,7 +532,7 @@ impl<'a> Pass<'a> {
         }
         let mut after = (*known.value).clone();
         if kept != *place {
-            let _ = book(&mut self.fleet, id, &lost, &[]);
+            let _ = self.book(id, &lost, &[]);
             if let Some(queue) = &after.queue {
                 self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
                 after.charged = kept.charge();

@@ -25,7 +25,7 @@ pub const PODS: &str = "pods";
 /// In a *request* a resource that is not named is not asked for; in a *limit* it is not limited. As text
 /// `cpu=4,memory=8Gi,gpu=8`. In JSON `{"cpu": "500m", "memory": "8Gi", "gpu": 8}`, numbers or text; see [`units`] for
 /// the other form.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ResourceList {
     cpu: Option<u64>,
     memory: Option<u64>,
@@ -142,6 +142,14 @@ impl ResourceList {
             *amount = rest(name, *amount);
             *amount > 0
         });
+    }
+
+    /// Raises each amount to that of `other`, if that is more.
+    pub fn raise(&mut self, other: &ResourceList) {
+        for (name, amount) in other.iter() {
+            let most = self.entry(name);
+            *most = (*most).max(amount);
+        }
     }
 
     /// How much of `self` is beyond `other`.

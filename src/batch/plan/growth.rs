@@ -1,12 +1,12 @@
 //! Members of elastic groups beyond their minimum.
 
 use super::Pass;
-use crate::batch::placing::{GroupMember, PlacementChange, VersionedStatus, book, gang, members};
-use crate::placement::capacity::{Decision, place};
+use crate::batch::placing::{GroupMember, PlacementChange, VersionedStatus, gang, members};
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::PlacementState;
 
-impl<'a> Pass<'a> {
+impl<'a> Pass<'a, '_> {
     /// Places missing members of elastic groups, within capability and capacity.
     pub(super) fn grow_all(&mut self) {
         for (id, known) in self.seen.statuses {
@@ -16,7 +16,7 @@ impl<'a> Pass<'a> {
             };
             let changed = || self.plan.changes.iter().any(|change| change.id == *id);
             if known.value.placement.as_ref().is_some_and(lacks) && !changed() {
-                if self.placed >= self.seen.bounds.placed {
+                if self.is_spent() {
                     self.plan.more = true;
                     return;
                 }
@@ -50,21 +50,16 @@ impl<'a> Pass<'a> {
                 usage.charge(self.seen.queues, queue, &each);
                 most += 1;
             }
-            let mut nodes = Vec::new();
-            while most > 0 && nodes.is_empty() {
-                let count = u32::try_from(most).unwrap_or(u32::MAX);
-                let counts = [(task.name.as_str(), count)].into();
-                let question = gang(id, &spec, &counts, self.seen.spec);
-                match place(&question, &self.fleet) {
-                    Decision::Bind(answer) => {
-                        nodes = answer.tasks.into_values().flatten().collect()
-                    }
-                    Decision::Preempt(_) => most = 0,
-                    Decision::Wait(why) => {
-                        most = why.first().map_or(0, |w| w.fitting as usize).min(most - 1)
-                    }
-                }
-            }
+            let count = u32::try_from(most).unwrap_or(u32::MAX);
+            let mut asked = gang(id, &spec, &[(task.name.as_str(), count)].into(), self.seen.spec);
+            let Some(one) = asked.tasks.first_mut() else { continue };
+            one.replicas = self.memory.index.fitting(one);
+            let answer = match one.replicas {
+                0 => None,
+                _ => self.memory.index.find(&asked),
+            };
+            let nodes: Vec<NodeName> =
+                answer.into_iter().flat_map(|a| a.tasks).flat_map(|(_, nodes)| nodes).collect();
             if !nodes.is_empty() {
                 return self.fill(id, known, &task.name, nodes);
             }
@@ -72,13 +67,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Assigns nodes to the first unplaced members of a task.
-    fn fill(
-        &mut self,
-        id: &GroupId,
-        known: &VersionedStatus,
-        task: &str,
-        nodes: Vec<rcfarm_api::ids::NodeName>,
-    ) {
+    fn fill(&mut self, id: &GroupId, known: &VersionedStatus, task: &str, nodes: Vec<NodeName>) {
         let mut after = (*known.value).clone();
         let (Some(place), Some(queue)) = (&mut after.placement, after.queue.clone()) else {
             return;
@@ -91,7 +80,7 @@ impl<'a> Pass<'a> {
         }
         let mut allocate = members(id, place);
         allocate.retain(|member| !before.contains(member));
-        if book(&mut self.fleet, id, &[], &allocate).is_err() {
+        if self.book(id, &[], &allocate).is_err() {
             return;
         }
         self.plan.usage.discharge(self.seen.queues, &queue, &after.charged);

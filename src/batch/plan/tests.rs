@@ -4,13 +4,16 @@ mod large;
 mod properties;
 mod waiting;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::batch::placing::{PlacementChange, book, held, members};
-use crate::batch::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, plan, positions};
+use crate::batch::placing::{PlacementChange, bookings, held, members};
+use crate::batch::plan::{
+    BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, plan, positions,
+};
 use crate::batch::queues::{Queues, Usage};
 use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueues, read_group};
 use crate::placement::NodeLabels;
@@ -45,6 +48,7 @@ pub(super) struct TestScheduler {
     pub(super) bounds: Bounds,
     pub(super) down: BTreeSet<NodeName>,
     pub(super) unreadable: BTreeSet<GroupId>,
+    pub(super) memory: RefCell<PassMemory>,
 }
 
 impl TestScheduler {
@@ -67,9 +71,10 @@ impl TestScheduler {
             spec: SchedulerSpec::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
             index: 10,
-            bounds: Bounds { placed: 100, nodes: 50 },
+            bounds: Bounds { placed: 100, nodes: 50, steps: usize::MAX, says: usize::MAX },
             down: BTreeSet::new(),
             unreadable: BTreeSet::new(),
+            memory: RefCell::default(),
         };
         sched.queue("default", json!({}));
         sched
@@ -112,12 +117,14 @@ impl TestScheduler {
         self.write(name, &record, Some(old.created));
     }
 
+    /// Plans a pass. What earlier passes remember changes nothing.
     pub(super) fn plan(&self) -> BatchPlan {
         let me = "default".parse().unwrap();
-        plan(&BatchObserved {
+        let queues = Queues::of(&self.queues);
+        let seen = BatchObserved {
             me: &me,
             spec: &self.spec,
-            queues: &Queues::of(&self.queues),
+            queues: &queues,
             groups: &self.groups,
             statuses: &self.book,
             unreadable: &self.unreadable,
@@ -128,13 +135,27 @@ impl TestScheduler {
             now: self.now,
             latest: Index(self.index),
             bounds: self.bounds,
-        })
+        };
+        let made = plan(&seen, &mut self.memory.borrow_mut());
+        if self.bounds.steps == usize::MAX {
+            assert_eq!(made, plan(&seen, &mut PassMemory::default()), "without memory");
+        }
+        made
+    }
+
+    /// Makes a change's allocations.
+    pub(super) fn book(&mut self, change: &PlacementChange) {
+        let there = &self.fleet.node_capacities;
+        let made = bookings(there, &change.id, &change.release, &change.allocate).unwrap();
+        for booking in made {
+            self.fleet.node_capacities.insert(booking.node, booking.room);
+        }
     }
 
     pub(super) fn apply(&mut self, change: &PlacementChange) {
         let stands = self.book.get(&change.id) == change.before.as_ref();
         assert!(stands || change.keeps_status(), "{change:?} is not based on what stands");
-        book(&mut self.fleet, &change.id, &change.release, &change.allocate).unwrap();
+        self.book(change);
         let index = self.next_index();
         match &change.after {
             Some(_) if change.keeps_status() => {}
@@ -542,7 +563,7 @@ fn ten_thousand_single_pods_are_placed_in_few_passes() {
         for change in &plan.changes {
             let value = Arc::new(change.after.clone().unwrap());
             let known = Versioned { index: Index(1), created: Index(1), value };
-            book(&mut sched.fleet, &change.id, &change.release, &change.allocate).unwrap();
+            sched.book(change);
             sched.book.insert(change.id.clone(), known);
         }
         passes += 1;

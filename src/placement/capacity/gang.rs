@@ -33,6 +33,16 @@ pub struct Fleet {
     pub node_capacities: NodeCapacities,
 }
 
+impl Fleet {
+    /// Whether another fleet is the same, nodes' allocations by identity.
+    #[must_use]
+    pub fn equals(&self, other: &Fleet) -> bool {
+        (Arc::ptr_eq(&self.labels, &other.labels) || self.labels == other.labels)
+            && self.unfit == other.unfit
+            && self.node_capacities.differing(&other.node_capacities).is_empty()
+    }
+}
+
 /// Result of a placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {

@@ -1,6 +1,8 @@
 //! Allocations and releases on several nodes, committed in one transaction.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Iter as Nodes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Peekable;
 use std::sync::{Arc, LazyLock};
 
 use super::node_capacity::{Insufficient, NodeCapacity};
@@ -31,6 +33,27 @@ impl NodeCapacities {
     /// Replaces a node's capacity.
     pub fn insert(&mut self, node: NodeName, room: impl Into<Arc<NodeCapacity>>) {
         Arc::make_mut(&mut self.0).insert(node, room.into());
+    }
+
+    /// Nodes that are another object in `old`, or are not in both.
+    #[must_use]
+    pub fn differing<'a>(&'a self, old: &'a NodeCapacities) -> Vec<&'a NodeName> {
+        if Arc::ptr_eq(&self.0, &old.0) {
+            return Vec::new();
+        }
+        let is_in =
+            |node: &NodeName,
+             room: &Arc<NodeCapacity>,
+             other: &mut Peekable<Nodes<'a, NodeName, Arc<NodeCapacity>>>| {
+                while other.next_if(|(name, _)| *name < node).is_some() {}
+                other.peek().is_some_and(|(name, same)| *name == node && Arc::ptr_eq(room, same))
+            };
+        let of = |these: &'a NodeCapacities, others: &'a NodeCapacities| {
+            let mut others = others.0.iter().peekable();
+            these.0.iter().filter(move |(node, room)| !is_in(node, room, &mut others))
+        };
+        let differing = of(self, old).chain(of(old, self));
+        differing.map(|(node, _)| node).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Capacity of a node, shared; `None`: it is not known.

@@ -6,6 +6,7 @@
 //! | [`node_capacity`] | one node: what is free, why something does not fit, allocations and releases |
 //! | [`ledger`] | changes of several nodes that go into one transaction |
 //! | [`gang`], [`mod@place`] | pods that are placed together or not at all |
+//! | [`index`] | nodes by what is free on them, kept between placements |
 //! | [`orphaned`] | allocations that no pod has any more |
 //!
 //! Whoever places pods adds [`Booking::op`] of each node to the transaction that writes the pods. The operation is a
@@ -51,12 +52,14 @@
 //! ```
 
 pub mod gang;
+pub mod index;
 pub mod ledger;
 pub mod node_capacity;
 pub mod orphaned;
 pub mod place;
 
 pub use gang::{Decision, Fleet, Gang, GangPlacement, TaskWait, WaitReason};
+pub use index::{FleetIndex, IndexVersion};
 pub use ledger::{Booking, Ledger, NodeCapacities};
 pub use node_capacity::{Insufficient, NodeCapacity, Short};
 pub use orphaned::{OrphanedAllocation, freeing, orphaned_allocations};

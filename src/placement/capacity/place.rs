@@ -2,40 +2,47 @@
 //!
 //! A heuristic, not a search: large pods first, each on the best node with room. A gang may therefore wait although an
 //! arrangement exists; before that, tighter packings than the requested one are tried. Equal input gives equal results.
-//! `n` pods on `m` nodes take about `(n + m) · log m` steps.
+//! `n` pods on nodes of `c` classes take about `c · log c + n · log n` steps, and one per node of the classes used.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::gang::{Decision, Fleet, Gang, GangPlacement, TaskWait, WaitReason};
+use super::index::{FleetIndex, NodeAt};
 use super::node_capacity::{Insufficient, NodeCapacity, shortages};
+use rcfarm_api::Fnv1a;
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::manifest::content_hash;
 use rcfarm_api::pod_group::spec::TaskSpec;
 use rcfarm_api::scheduler::Packing;
 
-/// Places all pods of a gang, or none.
+/// Places all pods of a gang, or none. Who asks more than once keeps a [`FleetIndex`].
 #[must_use]
 pub fn place(gang: &Gang, fleet: &Fleet) -> Decision {
-    let candidates: Vec<Vec<&NodeName>> =
-        gang.tasks.iter().map(|task| candidates(task, fleet)).collect();
-    let by_size =
-        order(gang, |task, nodes| (Reverse(size(&task.resources, fleet)), nodes), &candidates);
-    let by_choice =
-        order(gang, |task, nodes| (nodes, Reverse(size(&task.resources, fleet))), &candidates);
-    let attempt = |packing, order: &[usize]| Attempt::run(gang, fleet, packing, order, &candidates);
+    FleetIndex::of(fleet).place(gang)
+}
+
+/// Places all pods of a gang, or none. Returns the number of comparisons, too.
+pub(super) fn decide(gang: &Gang, index: &FleetIndex) -> (Decision, usize) {
+    let size = |task: &TaskSpec| Reverse(size(&task.resources, index.total()));
+    let by_size = order(gang, |task| (size(task), index.pool(task).eligible));
+    let by_choice = order(gang, |task| (index.pool(task).eligible, size(task)));
+    let attempt = |packing, order: &[usize]| Attempt::run(gang, index, packing, order);
     let first = attempt(gang.packing, &by_size);
+    let mut steps = first.steps;
     if first.missing.is_empty() {
-        return Decision::Bind(first.placement(gang));
+        return (Decision::Bind(first.placement(gang)), steps);
     }
-    for order in [&by_size, &by_choice] {
+    // Of one task as many pods fit whatever the order.
+    let tighter = if gang.tasks.len() > 1 { &[by_size, by_choice][..] } else { &[] };
+    for order in tighter {
         let tighter = attempt(Packing::BinPack, order);
+        steps += tighter.steps;
         if tighter.missing.is_empty() {
-            return Decision::Bind(tighter.placement(gang));
+            return (Decision::Bind(tighter.placement(gang)), steps);
         }
     }
-    Decision::Wait(first.reasons(gang, fleet, &candidates))
+    (Decision::Wait(first.reasons(gang)), steps)
 }
 
 /// Orders nodes with room for one more pod, best first. For controllers, which add pods one by one, at most one per
@@ -47,83 +54,100 @@ pub fn ranked<'a>(
     salt: &str,
     node_capacities: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
 ) -> Vec<&'a NodeName> {
+    let salt = TieBreak::of(salt);
     let mut ranked: Vec<(Rank, &NodeName)> = node_capacities
-        .map(|(node, room)| (CandidateNode::of(node, room, salt).rank(want, packing), node))
+        .map(|(node, room)| ((FreeCapacity::of(room).cost(want, packing), salt.tie(node)), node))
         .collect();
     ranked.sort();
     ranked.into_iter().map(|(_, node)| node).collect()
 }
 
-/// Nodes that may run a task's pods, in the order of their names.
-fn candidates<'a>(task: &TaskSpec, fleet: &'a Fleet) -> Vec<&'a NodeName> {
-    let selector = task.selector_or_all();
-    let matching = fleet.labels.nodes.iter().filter(|(_, labels)| selector.matches(labels));
-    matching.map(|(node, _)| node).filter(|node| !fleet.unfit.contains(*node)).collect()
-}
-
 /// Largest share, over all resources, of the fleet's capacity that one pod takes, in millionths.
-fn size(want: &ResourceList, fleet: &Fleet) -> u64 {
-    let mut all = ResourceList::default();
-    fleet.node_capacities.iter().for_each(|(_, room)| all.add(&room.capacity));
-    want.iter().map(|(name, amount)| share(amount, all.amount(name))).max().unwrap_or(0)
+fn size(want: &ResourceList, total: &ResourceList) -> u64 {
+    want.iter().map(|(name, amount)| share(amount, total.amount(name))).max().unwrap_or(0)
 }
 
 /// `part` of `whole` in millionths.
 fn share(part: u64, whole: u64) -> u64 {
-    if part == 0 {
-        return 0;
+    let whole = whole.max(1);
+    match part.checked_mul(1_000_000) {
+        Some(millionths) => millionths / whole,
+        None => {
+            let millionths = u128::from(part) * 1_000_000 / u128::from(whole);
+            u64::try_from(millionths).unwrap_or(u64::MAX)
+        }
     }
-    let millionths = u128::from(part) * 1_000_000 / u128::from(whole.max(1));
-    u64::try_from(millionths).unwrap_or(u64::MAX)
 }
 
 /// Tasks in the order of placement.
-fn order<K: Ord>(
-    gang: &Gang,
-    key: impl Fn(&TaskSpec, usize) -> K,
-    candidates: &[Vec<&NodeName>],
-) -> Vec<usize> {
+fn order<K: Ord>(gang: &Gang, key: impl Fn(&TaskSpec) -> K) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gang.tasks.len()).collect();
-    order.sort_by_cached_key(|at| (key(&gang.tasks[*at], candidates[*at].len()), *at));
+    order.sort_by_cached_key(|at| (key(&gang.tasks[*at]), *at));
     order
 }
 
-/// Sort key of nodes: the smallest is taken first.
-type Rank = (bool, u64, u64);
+/// Sort key of nodes without the tie-break: the smallest is taken first.
+type Cost = (bool, u64);
 
-/// A node and its free capacity during an attempt.
-#[derive(Debug, Clone)]
-struct CandidateNode {
-    capacity: ResourceList,
-    free: ResourceList,
-    /// Whether pods with requests can be placed here.
-    is_open: bool,
-    /// Breaks ties between equal nodes.
-    tie: u64,
+/// Sort key of nodes.
+type Rank = (Cost, u64);
+
+/// Breaks ties between equal nodes, for each name in another way.
+#[derive(Clone, Copy)]
+struct TieBreak(Fnv1a);
+
+impl TieBreak {
+    fn of(name: &str) -> TieBreak {
+        let mut hash = Fnv1a::default();
+        hash.update(name.as_bytes());
+        hash.update(b"/");
+        TieBreak(hash)
+    }
+
+    fn tie(mut self, node: &NodeName) -> u64 {
+        self.0.update(node.as_str().as_bytes());
+        self.0.finish()
+    }
 }
 
-impl CandidateNode {
-    fn of(node: &NodeName, room: &NodeCapacity, salt: &str) -> CandidateNode {
-        let text = [salt.as_bytes(), b"/", node.as_str().as_bytes()].concat();
-        CandidateNode {
-            capacity: room.capacity.clone(),
+/// What placement compares of a node. Nodes with equal values differ in their names only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FreeCapacity {
+    pub(super) free: ResourceList,
+    capacity: ResourceList,
+    /// Whether pods with requests can be placed here.
+    pub(super) is_open: bool,
+}
+
+impl FreeCapacity {
+    pub(super) fn of(room: &NodeCapacity) -> FreeCapacity {
+        FreeCapacity {
             free: room.free(),
+            capacity: room.capacity.clone(),
             is_open: !room.is_unreadable && !room.capacity.is_zero(),
-            tie: content_hash(&text),
         }
     }
 
-    fn has_room(&self, want: &ResourceList) -> bool {
+    pub(super) fn has_room(&self, want: &ResourceList) -> bool {
         self.is_open && self.free.fits(want)
     }
 
+    /// Number of pods with this request that fit. The request is not zero.
+    pub(super) fn times(&self, want: &ResourceList) -> u64 {
+        if !self.has_room(want) {
+            return 0;
+        }
+        let asked = want.iter().filter(|(_, amount)| *amount > 0);
+        asked.map(|(name, amount)| self.free.amount(name) / amount).min().unwrap_or(0)
+    }
+
     /// Nodes with free devices that the pod does not ask for come last: pods that do may need them.
-    fn rank(&self, want: &ResourceList, packing: Packing) -> Rank {
+    fn cost(&self, want: &ResourceList, packing: Packing) -> Cost {
         let wastes = self.free.devices().any(|(kind, free)| free > 0 && want.amount(kind) == 0);
         let load = self.load_with(want);
         match packing {
-            Packing::Spread => (wastes, load, self.tie),
-            Packing::BinPack => (wastes, u64::MAX - load, self.tie),
+            Packing::Spread => (wastes, load),
+            Packing::BinPack => (wastes, u64::MAX - load),
         }
     }
 
@@ -138,31 +162,33 @@ impl CandidateNode {
 }
 
 struct Attempt<'a> {
-    sites: BTreeMap<&'a NodeName, CandidateNode>,
+    index: &'a FleetIndex,
+    salt: TieBreak,
+    /// Nodes that got pods, and what is free there afterwards.
+    taken: BTreeMap<NodeAt, FreeCapacity>,
     /// By task, in the gang's order.
-    placed: Vec<Vec<&'a NodeName>>,
+    placed: Vec<Vec<NodeAt>>,
     /// Tasks of which not all pods fit.
     missing: BTreeSet<usize>,
+    /// Number of comparisons.
+    steps: usize,
 }
 
 impl<'a> Attempt<'a> {
-    fn run(
-        gang: &Gang,
-        fleet: &'a Fleet,
-        packing: Packing,
-        order: &[usize],
-        candidates: &[Vec<&'a NodeName>],
-    ) -> Self {
-        let sites = candidates.iter().flatten().map(|node| {
-            (*node, CandidateNode::of(node, fleet.node_capacities.of(node), &gang.name))
-        });
-        let placed = vec![Vec::new(); gang.tasks.len()];
-        let mut attempt = Attempt { sites: sites.collect(), placed, missing: BTreeSet::new() };
+    fn run(gang: &Gang, index: &'a FleetIndex, packing: Packing, order: &[usize]) -> Self {
+        let mut attempt = Attempt {
+            index,
+            salt: TieBreak::of(&gang.name),
+            taken: BTreeMap::new(),
+            placed: vec![Vec::new(); gang.tasks.len()],
+            missing: BTreeSet::new(),
+            steps: 0,
+        };
         for at in order {
             let task = &gang.tasks[*at];
             let nodes = match task.resources.is_zero() {
-                true => attempt.evenly(task, &candidates[*at]),
-                false => attempt.best_first(task, packing, &candidates[*at]),
+                true => attempt.evenly(task),
+                false => attempt.best_first(task, packing),
             };
             if nodes.len() < task.replicas as usize {
                 attempt.missing.insert(*at);
@@ -173,62 +199,111 @@ impl<'a> Attempt<'a> {
     }
 
     /// Takes the best node with room for each pod, and ranks it again afterwards.
-    fn best_first(
-        &mut self,
-        task: &TaskSpec,
-        packing: Packing,
-        candidates: &[&'a NodeName],
-    ) -> Vec<&'a NodeName> {
+    fn best_first(&mut self, task: &TaskSpec, packing: Packing) -> Vec<NodeAt> {
         let want = &task.resources;
-        let with_room = candidates.iter().filter(|node| self.sites[*node].has_room(want));
-        let mut queue: BTreeSet<(Rank, &'a NodeName)> =
-            with_room.map(|node| (self.sites[*node].rank(want, packing), *node)).collect();
+        let (mut queue, mut classes) = self.with_room(task, packing);
         let mut nodes = Vec::new();
         while nodes.len() < task.replicas as usize {
-            let Some((_, node)) = queue.pop_first() else { break };
-            let candidate = self.sites.get_mut(node).expect("a candidate has a site");
-            candidate.free.sub(want);
-            nodes.push(node);
-            if candidate.has_room(want) {
-                queue.insert((candidate.rank(want, packing), node));
+            // Classes join the queue once none of its nodes is better.
+            while let Some((cost, _)) = classes.last()
+                && queue.first().is_none_or(|((best, _), _)| best >= cost)
+            {
+                let missing = task.replicas as usize - nodes.len();
+                let cost = *cost;
+                let best = self.best_of_equal(task, cost, &mut classes, missing);
+                queue.extend(best.into_iter().map(|(tie, at)| ((cost, tie), at)));
+            }
+            let Some(((_, tie), at)) = queue.pop_first() else { break };
+            nodes.push(at);
+            let free = || (*self.index.nodes[at].free).clone();
+            let node = self.taken.entry(at).or_insert_with(free);
+            node.free.sub(want);
+            if node.has_room(want) {
+                queue.insert(((node.cost(want, packing), tie), at));
             }
         }
         nodes
     }
 
+    /// Nodes with room that got pods, ranked, and the classes with room, best last. A small pool is ranked node by node.
+    fn with_room(
+        &mut self,
+        task: &TaskSpec,
+        packing: Packing,
+    ) -> (BTreeSet<(Rank, NodeAt)>, Vec<(Cost, &'a BTreeSet<NodeAt>)>) {
+        let (index, want) = (self.index, &task.resources);
+        let pool = index.pool(task);
+        let rank = |at: NodeAt, node: &FreeCapacity| {
+            ((node.cost(want, packing), self.salt.tie(&index.nodes[at].name)), at)
+        };
+        let taken = self.taken.iter().filter(|(at, node)| pool.has(**at) && node.has_room(want));
+        let mut queue: BTreeSet<(Rank, NodeAt)> = taken.map(|(at, node)| rank(*at, node)).collect();
+        let mut classes = Vec::new();
+        if pool.nodes.len() < index.classes.len() {
+            let untouched = pool.nodes.iter().filter(|at| !self.taken.contains_key(*at));
+            let fit = untouched.map(|at| (*at, &index.nodes[*at])).filter(|(_, node)| node.is_fit);
+            let with_room = fit.filter(|(_, node)| node.free.has_room(want));
+            queue.extend(with_room.map(|(at, node)| rank(at, &node.free)));
+            self.steps += pool.nodes.len();
+        } else {
+            let with_room = index.classes.iter().filter(|(free, _)| free.has_room(want));
+            classes = with_room.map(|(free, nodes)| (free.cost(want, packing), nodes)).collect();
+            classes.sort_by_key(|(cost, _)| Reverse(*cost));
+            self.steps += index.classes.len();
+        }
+        (queue, classes)
+    }
+
+    /// Takes the classes of one cost and returns the best `most` of their nodes that match and got no pods.
+    fn best_of_equal(
+        &mut self,
+        task: &TaskSpec,
+        cost: Cost,
+        classes: &mut Vec<(Cost, &'a BTreeSet<NodeAt>)>,
+        most: usize,
+    ) -> Vec<(u64, NodeAt)> {
+        let (index, pool) = (self.index, self.index.pool(task));
+        let mut best = Vec::new();
+        while let Some((_, nodes)) = classes.pop_if(|(next, _)| *next == cost) {
+            self.steps += nodes.len();
+            let mine = nodes.iter().filter(|at| pool.has(**at) && !self.taken.contains_key(*at));
+            best.extend(mine.map(|at| (self.salt.tie(&index.nodes[*at].name), *at)));
+        }
+        if best.len() > most {
+            best.select_nth_unstable(most);
+            best.truncate(most);
+        }
+        best
+    }
+
     /// Spreads pods that ask for nothing evenly.
-    fn evenly(&self, task: &TaskSpec, candidates: &[&'a NodeName]) -> Vec<&'a NodeName> {
-        let mut order: Vec<&'a NodeName> = candidates.to_vec();
-        order.sort_by_key(|node| (self.sites[*node].tie, *node));
-        order.iter().copied().cycle().take(task.replicas as usize).collect()
+    fn evenly(&mut self, task: &TaskSpec) -> Vec<NodeAt> {
+        let (index, pool) = (self.index, self.index.pool(task));
+        let fit = pool.nodes.iter().filter(|at| index.nodes[**at].is_fit);
+        let mut order: Vec<(u64, NodeAt)> =
+            fit.map(|at| (self.salt.tie(&index.nodes[*at].name), *at)).collect();
+        order.sort_unstable();
+        self.steps += pool.nodes.len();
+        order.iter().map(|(_, at)| *at).cycle().take(task.replicas as usize).collect()
     }
 
     fn placement(&self, gang: &Gang) -> GangPlacement {
         let nodes = |at: usize| {
-            let mut nodes: Vec<NodeName> = self.placed[at].iter().map(|n| (*n).clone()).collect();
-            nodes.sort();
-            nodes
+            let mut nodes = self.placed[at].clone();
+            nodes.sort_unstable();
+            nodes.into_iter().map(|at| self.index.nodes[at].name.clone()).collect()
         };
         let tasks = gang.tasks.iter().enumerate();
         GangPlacement { tasks: tasks.map(|(at, task)| (task.name.clone(), nodes(at))).collect() }
     }
 
-    fn reasons(&self, gang: &Gang, fleet: &Fleet, candidates: &[Vec<&NodeName>]) -> Vec<TaskWait> {
-        self.missing
-            .iter()
-            .map(|at| self.reason(&gang.tasks[*at], *at, fleet, candidates))
-            .collect()
+    fn reasons(&self, gang: &Gang) -> Vec<TaskWait> {
+        self.missing.iter().map(|at| self.reason(&gang.tasks[*at], *at)).collect()
     }
 
-    fn reason(
-        &self,
-        task: &TaskSpec,
-        at: usize,
-        fleet: &Fleet,
-        candidates: &[Vec<&NodeName>],
-    ) -> TaskWait {
-        let fitting = self.placed[at].len();
-        let eligible = candidates[at].len();
+    fn reason(&self, task: &TaskSpec, at: usize) -> TaskWait {
+        let pool = self.index.pool(task);
+        let (fitting, eligible) = (self.placed[at].len(), pool.eligible);
         let selector = task.selector_or_all();
         let selector = match selector.is_everything() {
             true => String::new(),
@@ -243,8 +318,10 @@ impl<'a> Attempt<'a> {
             );
             (WaitReason::InsufficientCapacity, what)
         };
-        for node in candidates[at].iter().take(NODES_NAMED) {
-            if let Some(insufficient) = self.insufficient(node, &task.resources, fleet) {
+        let fit = pool.nodes.iter().filter(|at| self.index.nodes[**at].is_fit);
+        for at in fit.take(NODES_NAMED) {
+            if let Some(insufficient) = self.insufficient(*at, &task.resources) {
+                let node = &self.index.nodes[*at].name;
                 message.push_str(&format!("; {node}: {insufficient}"));
             }
         }
@@ -253,22 +330,17 @@ impl<'a> Attempt<'a> {
     }
 
     /// Why one more pod does not fit on a node, beside those of the gang that are placed there.
-    fn insufficient(
-        &self,
-        node: &NodeName,
-        want: &ResourceList,
-        fleet: &Fleet,
-    ) -> Option<Insufficient> {
-        let (candidate, room) = (&self.sites[node], fleet.node_capacities.of(node));
-        if want.is_zero() || candidate.has_room(want) {
+    fn insufficient(&self, at: NodeAt, want: &ResourceList) -> Option<Insufficient> {
+        let indexed = &self.index.nodes[at];
+        let node = self.taken.get(&at).unwrap_or(&indexed.free);
+        if want.is_zero() || node.has_room(want) {
             return None;
         }
-        Some(match (room.is_unreadable, candidate.is_open) {
+        let is_unreadable = self.index.node_capacities().of(&indexed.name).is_unreadable;
+        Some(match (is_unreadable, node.is_open) {
             (true, _) => Insufficient::Unreadable,
             (false, false) => Insufficient::NothingDeclared,
-            (false, true) => {
-                Insufficient::Short(shortages(want, &candidate.free, &candidate.capacity))
-            }
+            (false, true) => Insufficient::Short(shortages(want, &node.free, &node.capacity)),
         })
     }
 }

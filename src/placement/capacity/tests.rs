@@ -1,5 +1,7 @@
 //! Properties of allocations and of placement.
 
+mod exhaustive;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

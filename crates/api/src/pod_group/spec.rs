@@ -102,7 +102,7 @@ impl Default for PodGroupSpec {
 }
 
 /// Equal members, placed together with those of the other tasks. Pods are called `<group>-<task>-<index>`, from 0.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskSpec {
     /// Its name in the group.

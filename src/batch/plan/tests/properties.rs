@@ -201,7 +201,7 @@ proptest! {
     #[test]
     fn any_history_keeps_the_invariants_and_comes_to_rest(moves in moves(), nodes in 1usize..3) {
         let mut sched = TestScheduler::new(&[NODE; 4]);
-        sched.bounds = Bounds { placed: 3, nodes };
+        sched.bounds = Bounds { placed: 3, nodes, ..sched.bounds };
         for queue in 0..3 {
             sched.queue(&format!("q{queue}"), json!({}));
         }
@@ -215,7 +215,7 @@ proptest! {
 #[test]
 fn invalid_group_is_uncharged_before_another_is_charged() {
     let mut sched = TestScheduler::new(&[NODE; 4]);
-    sched.bounds = Bounds { placed: 3, nodes: 1 };
+    sched.bounds = Bounds { placed: 3, nodes: 1, ..sched.bounds };
     sched.queue("q1", json!({"capability": {"cpu": 4}}));
     sched.group("g0", json!({"queue": "q1", "tasks": workers(3, "1")}));
     // Admitted, with a reservation in progress.

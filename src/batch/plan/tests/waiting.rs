@@ -72,3 +72,53 @@ fn gang_keeps_placement_until_last_pod_ends_then_goes_first() {
     assert!(sched.status("first").phase.is_admitted());
     assert_eq!(sched.status("then").phase, PodGroupPhase::Pending);
 }
+
+/// A pass that has compared enough nodes admits what it has found; the next ones go on behind it.
+#[test]
+fn passes_with_little_time_end_as_one_with_enough_does() {
+    let make = |steps: usize| {
+        let mut sched = TestScheduler::new(&["cpu=4,memory=1Gi", "cpu=2,memory=8Gi"]);
+        sched.bounds.steps = steps;
+        for n in 0..12 {
+            let resources = json!({"cpu": "1", "memory": format!("{}Gi", n % 6 + 1)});
+            let tasks = json!([{"name": "w", "replicas": 1, "resources": resources}]);
+            sched.group(&format!("g{n:02}"), json!({"tasks": tasks}));
+        }
+        sched
+    };
+    let (mut short, mut long) = (make(1), make(usize::MAX));
+    let first = short.plan();
+    assert!(first.more && first.changes.len() == 1, "{:?}", first.changes);
+    (short.run(), long.run());
+    for n in 0..12 {
+        let name = format!("g{n:02}");
+        assert_eq!(short.status(&name).phase, long.status(&name).phase, "{name}");
+        assert_eq!(short.status(&name).placement, long.status(&name).placement, "{name}");
+        assert_eq!(short.status(&name).reason, long.status(&name).reason, "{name}");
+    }
+}
+
+/// What does not fit is not compared with the nodes again until one of them has more room for it.
+#[test]
+fn waiting_groups_cost_nothing_until_capacity_grows() {
+    let mut sched = TestScheduler::new(&[NODE; 20]);
+    for n in 0..20 {
+        sched.group(&format!("full{n:02}"), json!({"tasks": workers(1, "4")}));
+    }
+    for n in 0..30 {
+        sched.group(
+            &format!("g{n:02}"),
+            json!({"tasks": workers(1 + n / 10, &format!("{}m", 1000 + n))}),
+        );
+    }
+    sched.run();
+    let steps = |sched: &TestScheduler| {
+        sched.plan();
+        sched.memory.borrow().index.steps()
+    };
+    assert_eq!(steps(&sched), 0);
+    sched.members("full00", json!({"succeeded": 1}));
+    sched.run();
+    assert_eq!(sched.status("g00").phase, PodGroupPhase::Inqueue);
+    assert!(steps(&sched) < 30, "{}", steps(&sched));
+}
