@@ -25,7 +25,7 @@ use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
 use crate::job::controller::step::PlannedStep;
-use crate::job::controller::view::{JobView, Meaning};
+use crate::job::controller::view::{DecodedJob, JobView};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;
@@ -37,17 +37,19 @@ use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Key, Op, offload};
 
 /// Interval between attempts to collect orphans, while nodes stop the pods.
-const TIDY_AGAIN: Duration = Duration::from_secs(1);
+const COLLECT_EVERY: Duration = Duration::from_secs(1);
 /// Concurrent reads of pods that the caches do not show.
-const ASKED_AT_ONCE: usize = 8;
+const CONCURRENT_READS: usize = 8;
 /// Operations in every transaction: fence, record, status, audit.
-const ALWAYS: usize = 4;
-/// [`ALWAYS`], PodGroup and its status, and a command (two). Pods get the rest.
-const FIXED_OPS: usize = ALWAYS + 4;
+const BASE_OPS: usize = 4;
+/// [`BASE_OPS`], PodGroup and its status, and a command (two). Pods get the rest.
+const FIXED_OPS: usize = BASE_OPS + 4;
 /// Operations that remove a pod ([`writes::remove_ops`]). At least one pod fits, however low the limit.
 const POD_OPS: usize = 3;
-/// Limit of state machine steps in one transaction, if they change no pods.
-const STEPS: usize = 8;
+/// Limit of plans merged into one transaction, if they change no pods.
+const MERGED_PLANS: usize = 8;
+/// Bytes reserved in each transaction: fixed, and per pod for the audit record, which repeats the pods.
+const RESERVED_BYTES: (usize, usize) = (64 * 1024, 200);
 
 /// Controller of one claimed job.
 pub struct JobController {
@@ -60,11 +62,12 @@ pub struct JobController {
     group: (Index, Option<PodGroupRecord>),
     known: KnownPods,
     owner: JobOwner,
+    /// Problems of the record that the log has named.
     warned: Option<String>,
     /// Executed commands that the cache may still show.
     consumed: BTreeSet<Uuid>,
     /// Decoded record and its ModifyIndex.
-    meaning: Option<(Index, Arc<Meaning>)>,
+    decoded: Option<(Index, Arc<DecodedJob>)>,
 }
 
 impl Revisioned for JobStatus {
@@ -114,7 +117,7 @@ impl JobController {
             owner,
             warned: None,
             consumed: BTreeSet::new(),
-            meaning: None,
+            decoded: None,
         }
     }
 
@@ -129,6 +132,7 @@ impl JobController {
         Ok(())
     }
 
+    /// The plan for a job with this status. `room`: limit of pods that one transaction creates and removes.
     fn decide(&self, input: &JobView, status: &JobStatus, room: usize) -> JobPlan {
         let job = failpoints::change_job(&input.record.read.spec);
         let mut plan = plan(&JobObserved {
@@ -154,42 +158,15 @@ impl JobController {
         plan
     }
 
-    /// Plans the next transaction with as many pods as fit. Steps that change no pod are merged.
-    fn step(&self, input: &JobView) -> Result<PlannedStep, ReconcileError> {
+    /// Plans the next transaction with as many pods as fit.
+    fn plan_step(&self, input: &JobView) -> Result<PlannedStep, ReconcileError> {
         let mut room = (self.ctx.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
         let old = self.chain.status();
         // The status may be that of an older job of this name.
         let before = if old.uid == input.uid { old.state.phase } else { JobPhase::Pending };
         loop {
-            let mut plan = self.decide(input, self.chain.status(), room);
-            let mut asked = plan.asked;
-            for _ in 0..STEPS {
-                let moves_pods = !plan.create.is_empty()
-                    || !plan.remove.is_empty()
-                    || !plan.adopt.is_empty()
-                    || plan.release
-                    || plan.collect_orphans;
-                // A plan that changes nothing would be made again.
-                let is_settled = plan.status == *self.chain.status();
-                if moves_pods || plan.consume.is_some() || plan.finished || is_settled {
-                    break;
-                }
-                let next = self.decide(input, &plan.status, room);
-                if next.status.state.phase == plan.status.state.phase {
-                    break;
-                }
-                asked = asked.or(next.asked);
-                plan = next;
-            }
-            plan.asked = asked;
-            let step = self.write_down(input, plan, before, room);
-            let bytes: usize = step.ops.iter().map(Op::body_bytes).sum();
-            let status = step.plan.status.encode().len() * 4 / 3;
-            let limits = self.ctx.limits;
-            // The audit record repeats the pods.
-            let fits = step.ops.len() + ALWAYS <= limits.ops.max(FIXED_OPS + POD_OPS)
-                && bytes + status + 64 * 1024 + 200 * room <= limits.bytes;
-            match (fits, room) {
+            let step = self.build_step(input, self.merged_plan(input, room), before, room);
+            match (self.fits(&step, room), room) {
                 (true, _) => return Ok(step),
                 (false, 1) => {
                     let why = "it is too large for a Consul transaction: shorten its pod template";
@@ -200,10 +177,47 @@ impl JobController {
         }
     }
 
-    /// Deletes what is left of a job without a record.
-    async fn tidy_up(&mut self) -> ReconcileResult {
+    /// The next plan, and those that follow from it while they change the phase and no pods: phases that nobody acts
+    /// upon need no transaction of their own.
+    fn merged_plan(&self, input: &JobView, room: usize) -> JobPlan {
+        let mut plan = self.decide(input, self.chain.status(), room);
+        let mut asked = plan.asked;
+        for _ in 0..MERGED_PLANS {
+            let changes_pods = !plan.create.is_empty()
+                || !plan.remove.is_empty()
+                || !plan.adopt.is_empty()
+                || plan.release
+                || plan.collect_orphans;
+            // A plan that changes nothing would be made again.
+            let is_settled = plan.status == *self.chain.status();
+            if changes_pods || plan.consume.is_some() || plan.finished || is_settled {
+                break;
+            }
+            let next = self.decide(input, &plan.status, room);
+            if next.status.state.phase == plan.status.state.phase {
+                break;
+            }
+            asked = asked.or(next.asked);
+            plan = next;
+        }
+        plan.asked = asked;
+        plan
+    }
+
+    /// Whether a step with at most `room` pods fits into one transaction.
+    fn fits(&self, step: &PlannedStep, room: usize) -> bool {
+        let limits = self.ctx.limits;
+        let ops: usize = step.ops.iter().map(Op::body_bytes).sum();
+        let status = step.plan.status.encode().len() * 4 / 3;
+        let reserved = RESERVED_BYTES.0 + RESERVED_BYTES.1 * room;
+        step.ops.len() + BASE_OPS <= limits.ops.max(FIXED_OPS + POD_OPS)
+            && ops + status + reserved <= limits.bytes
+    }
+
+    /// Deletes what is left of a job without a record: pods, group, status and commands.
+    async fn delete_leftovers(&mut self) -> ReconcileResult {
         if !self.caches.may_remove() {
-            return Ok(Action::RequeueAfter(TIDY_AGAIN));
+            return Ok(Action::RequeueAfter(COLLECT_EVERY));
         }
         let status = self.chain.status().clone();
         let pods = self.caches.pods_of(&self.id, status.uid, &self.known, None);
@@ -215,7 +229,7 @@ impl JobController {
             if collection.is_last {
                 self.caches.forget_job(&self.id);
             }
-            return Ok(Action::RequeueAfter(TIDY_AGAIN));
+            return Ok(Action::RequeueAfter(COLLECT_EVERY));
         }
         let audit = vec![collect_orphans::audited(&self.ctx, &self.id, &status, &collection)];
         let status = match collection.is_last {
@@ -236,13 +250,13 @@ impl JobController {
             }
             Committed::Refused(_) => {
                 self.chain.fall_behind();
-                Ok(Action::RequeueAfter(TIDY_AGAIN))
+                Ok(Action::RequeueAfter(COLLECT_EVERY))
             }
         }
     }
 
     /// Commits a step, unless it changes nothing.
-    async fn carry_out(&mut self, input: &JobView, mut step: PlannedStep) -> ReconcileResult {
+    async fn commit_step(&mut self, input: &JobView, mut step: PlannedStep) -> ReconcileResult {
         let now = self.ctx.clock.wall();
         let old = self.chain.status();
         let status = &mut step.plan.status;
@@ -251,7 +265,7 @@ impl JobController {
         (status.revision, status.last_reconcile_time) = (old.revision, old.last_reconcile_time);
         (status.last_error, status.quarantined_until) = (None, None);
         if step.ops.is_empty() && *status == *old && !step.plan.finished {
-            return Ok(self.rest(&step.plan, now));
+            return Ok(self.next_action(&step.plan, now));
         }
         status.last_reconcile_time = Some(now);
         let mut ops = std::mem::take(&mut step.ops);
@@ -267,7 +281,7 @@ impl JobController {
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
             Committed::Applied(index) => {
                 let rest = std::mem::take(&mut step.rest);
-                self.took_place(step, index);
+                self.committed(step, index);
                 match rest.is_empty() {
                     true => Ok(Action::RequeueAfter(Duration::ZERO)),
                     false => self.send(input, rest).await,
@@ -284,7 +298,8 @@ impl JobController {
         self.chain.after_refusal()
     }
 
-    fn took_place(&mut self, mut step: PlannedStep, index: Index) {
+    /// Records group, commands and pods after a step that was committed at `index`, before the caches show them.
+    fn committed(&mut self, mut step: PlannedStep, index: Index) {
         let group = step.group.take();
         let PlannedStep { plan, made, removed, before, .. } = &step;
         let shown = self.caches.commands.snapshot();
@@ -303,11 +318,11 @@ impl JobController {
         if plan.finished {
             self.caches.forget_job(&self.id);
         }
-        self.learn(step, index);
+        self.record_pods(step, index);
     }
 
     /// Records the pods after a step that was committed at `index`.
-    fn learn(&mut self, step: PlannedStep, index: Index) {
+    fn record_pods(&mut self, step: PlannedStep, index: Index) {
         let (now, known) = (monotonic(), &mut self.known);
         known.removed.retain(|_, (_, at)| now < *at + UNSEEN);
         for (place, slot) in step.removed {
@@ -324,10 +339,10 @@ impl JobController {
     }
 
     /// Time of the next reconcile if nothing changes before.
-    fn rest(&mut self, plan: &JobPlan, now: Timestamp) -> Action {
+    fn next_action(&mut self, plan: &JobPlan, now: Timestamp) -> Action {
         if plan.status.state.phase.is_final() {
             // Saves memory: there may be 10,000 finished jobs.
-            self.meaning = None;
+            self.decoded = None;
         }
         let due = plan
             .wake_at
@@ -344,30 +359,31 @@ impl JobController {
         }
     }
 
-    async fn say_invalid(
+    /// Writes the problems of the record into the status, and logs them once.
+    async fn report_invalid(
         &mut self,
         record_index: Index,
         uid: JobUid,
         problems: &[FieldError],
     ) -> Result<(), ReconcileError> {
-        let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        let words = words.join("; ");
-        if self.warned.as_ref() != Some(&words) {
-            warn!(alert = true, key = %key::job(&self.id), why = words,
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let problems = problems.join("; ");
+        if self.warned.as_ref() != Some(&problems) {
+            warn!(alert = true, key = %key::job(&self.id), why = problems,
                 "the job is not valid; its pods are left as they are");
-            self.warned = Some(words.clone());
+            self.warned = Some(problems.clone());
         }
         let mut status = self.chain.status().clone();
         if status.uid != uid {
             status = JobStatus { uid, revision: status.revision, ..JobStatus::default() };
         }
-        status.say_meanwhile(JobReason::InvalidRecord, &words);
-        status.last_error = Some(words);
-        self.say(record_index, status).await
+        status.say_meanwhile(JobReason::InvalidRecord, &problems);
+        status.last_error = Some(problems);
+        self.write_status(record_index, status).await
     }
 
-    /// Writes only the status.
-    async fn say(
+    /// Writes only the status, if it changes.
+    async fn write_status(
         &mut self,
         record_index: Index,
         mut status: JobStatus,
@@ -389,13 +405,15 @@ impl Controller for JobController {
             self.refresh().await?;
         }
         let seen = self.claimed.records.snapshot();
-        let Some(record) = seen.value.0.get(&self.claimed.id) else { return self.tidy_up().await };
+        let Some(record) = seen.value.0.get(&self.claimed.id) else {
+            return self.delete_leftovers().await;
+        };
         if let Some(fresh) = self.caches.answer_bell(&self.id).await? {
             self.known.fresh = fresh;
         }
         let Some(input) = self.read_input(record).await? else { return Ok(Action::AwaitChange) };
-        let step = offload(input.record.members(), || self.step(&input)).await?;
-        self.carry_out(&input, step).await
+        let step = offload(input.record.members(), || self.plan_step(&input)).await?;
+        self.commit_step(&input, step).await
     }
 
     async fn report_quarantine(
@@ -412,6 +430,6 @@ impl Controller for JobController {
         status.say_meanwhile(JobReason::Quarantined, error);
         status.last_error = Some(error.to_owned());
         status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
-        self.say(record.index, status).await
+        self.write_status(record.index, status).await
     }
 }

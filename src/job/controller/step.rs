@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ALWAYS, FIXED_OPS, JobController, JobView, POD_OPS};
+use super::{BASE_OPS, FIXED_OPS, JobController, JobView, POD_OPS};
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::writes::{self, Made};
@@ -34,7 +34,7 @@ pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {
     /// Builds the transaction. `room`: limit of pods created and removed.
-    pub(super) fn write_down(
+    pub(super) fn build_step(
         &self,
         input: &JobView,
         mut plan: JobPlan,
@@ -114,7 +114,7 @@ impl JobController {
         }
         if plan.finished {
             // Commands that no job will execute.
-            let room = self.ctx.limits.ops.saturating_sub(ops.len() + ALWAYS);
+            let room = self.ctx.limits.ops.saturating_sub(ops.len() + BASE_OPS);
             for command in input.commands.iter().skip(1).take(room) {
                 let (key, index) = (key::command(command.id), command.index);
                 ops.push(Op::DeleteCas { key, index });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 
-use super::{ASKED_AT_ONCE, JobController};
+use super::{CONCURRENT_READS, JobController};
 use crate::cluster::commands::Pending;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
@@ -22,13 +22,15 @@ use rcfarm_api::pod_group::status::PodGroupPhase;
 use rcfarm_api::{FieldError, key};
 use rcfarm_store::{Index, Key, Query, StoreError, offload};
 
-pub(super) struct Meaning {
+/// A decoded record.
+pub(super) struct DecodedJob {
     pub(super) read: Read,
     /// Hash of the fields that may not change: [`document::immutable_hash`].
     pub(super) immutable_hash: u64,
 }
 
-impl Meaning {
+impl DecodedJob {
+    /// Number of members of all tasks.
     pub(super) fn members(&self) -> usize {
         self.read.spec.tasks.iter().map(|task| task.replicas as usize).sum()
     }
@@ -36,7 +38,7 @@ impl Meaning {
 
 /// Input of one reconcile.
 pub(super) struct JobView {
-    pub(super) record: Arc<Meaning>,
+    pub(super) record: Arc<DecodedJob>,
     pub(super) record_index: Index,
     pub(super) uid: JobUid,
     pub(super) pods: Pods,
@@ -50,8 +52,8 @@ pub(super) struct JobView {
 
 impl JobController {
     /// Decodes the record if its ModifyIndex has changed.
-    fn meaning(&mut self, index: Index, value: &[u8]) -> Result<Arc<Meaning>, Vec<FieldError>> {
-        if let Some((_, same)) = self.meaning.as_ref().filter(|(then, _)| *then == index) {
+    fn decoded(&mut self, index: Index, value: &[u8]) -> Result<Arc<DecodedJob>, Vec<FieldError>> {
+        if let Some((_, same)) = self.decoded.as_ref().filter(|(then, _)| *then == index) {
             return Ok(same.clone());
         }
         let (document, read) = match document::decode(&self.id, value) {
@@ -59,12 +61,13 @@ impl JobController {
             Err(problems) => document::finalize(value).ok_or(problems)?,
             Ok(read) => read,
         };
-        let meaning =
-            Arc::new(Meaning { read, immutable_hash: document::immutable_hash(&document) });
-        self.meaning = Some((index, meaning.clone()));
-        Ok(meaning)
+        let immutable_hash = document::immutable_hash(&document);
+        let decoded = Arc::new(DecodedJob { read, immutable_hash });
+        self.decoded = Some((index, decoded.clone()));
+        Ok(decoded)
     }
 
+    /// Reads what the plan depends on. `None`: the record is not valid, which the status says.
     pub(super) async fn read_input(
         &mut self,
         record: &Record,
@@ -72,19 +75,19 @@ impl JobController {
         if let Some(why) = self.caches.blind() {
             return Err(ReconcileError::Elsewhere(why));
         }
-        let meaning = match self.meaning(record.index, &record.value) {
-            Ok(meaning) => meaning,
+        let decoded = match self.decoded(record.index, &record.value) {
+            Ok(decoded) => decoded,
             Err(problems) => {
-                self.say_invalid(record.index, JobUid(record.created), &problems).await?;
+                self.report_invalid(record.index, JobUid(record.created), &problems).await?;
                 return Ok(None);
             }
         };
         self.known.forget_shown(&self.caches);
         let uid = JobUid(record.created);
-        let group = self.observed_group(&meaning.read, uid)?;
-        let spec = &meaning.read.spec;
+        let group = self.observed_group(&decoded.read, uid)?;
+        let spec = &decoded.read.spec;
         let read = || self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
-        let mut pods = offload(meaning.members(), read).await;
+        let mut pods = offload(decoded.members(), read).await;
         pods.mismatched.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
         let unowned = pods.unowned.iter().map(|(place, (unowned, intent))| FreePod {
             slot: unowned.slot.clone(),
@@ -92,14 +95,14 @@ impl JobController {
             is_intended: intent.is_some(),
         });
         let unowned = unowned.collect();
-        self.doubt(uid, &pods, &group).await?;
+        self.check_missing_pods(uid, &pods, &group).await?;
         let places = group.places.as_ref();
         let taken = places.map(|places| self.caches.taken(&self.id, places, &pods, &self.known));
         let taken = taken.unwrap_or_default();
         let record_index = record.index;
         let placed_at = self.caches.groups.snapshot().value.0.get(&self.id).map(|s| s.index);
         let placed_at = placed_at.unwrap_or_default();
-        let record = meaning;
+        let record = decoded;
         let commands = self.commands();
         Ok(Some(JobView {
             record,
@@ -114,9 +117,9 @@ impl JobController {
         }))
     }
 
-    /// Reads each pod that the caches lack although this controller did not remove it. ACLs may hide keys from a list,
-    /// or the cache is old. A read of a single key is refused where a list omits the key.
-    async fn doubt(
+    /// Reads each pod that the caches lack although this controller did not remove it, and fails if it is there. ACLs
+    /// may hide keys from a list, or the cache is old. A read of a single key is refused where a list omits the key.
+    async fn check_missing_pods(
         &self,
         uid: JobUid,
         pods: &Pods,
@@ -146,7 +149,7 @@ impl JobController {
             let answer = reader.get(&key, Query::CONSISTENT).await;
             (key, answer)
         });
-        let mut asked = stream::iter(asked).buffered(ASKED_AT_ONCE);
+        let mut asked = stream::iter(asked).buffered(CONCURRENT_READS);
         while let Some((key, answer)) = asked.next().await {
             match answer {
                 Ok(answer) if answer.value.is_none() => {}
