@@ -75,6 +75,7 @@ pub struct RcController {
     /// Health as read for the last doorbell, removal or move.
     pub(super) fresh: Option<FreshHealth>,
     owner: RcOwner,
+    /// What the log was last alerted to.
     alerted: Option<String>,
     /// Limits status writes that change only health.
     health_writes: TokenBucket,
@@ -85,6 +86,7 @@ pub struct RcController {
     pub(super) transfer_not_before: Option<Instant>,
 }
 
+/// What one reconcile has read.
 pub(super) struct RcView {
     pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
@@ -148,7 +150,7 @@ impl RcController {
         match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
             Ok(spec) => Ok(Some((spec, record.index))),
             Err(bad) => {
-                self.say_invalid(record.index, &bad).await?;
+                self.report_invalid(record.index, &bad).await?;
                 Ok(None)
             }
         }
@@ -164,6 +166,7 @@ impl RcController {
         Ok(())
     }
 
+    /// Reads what the plan is made from: eligible nodes, pods, and nodes that cannot start theirs.
     async fn read_input(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
         self.own.labels.forget_shown(&self.view.pods.snapshot());
         self.own.intents.forget_shown(&self.view.intents.snapshot());
@@ -331,7 +334,7 @@ impl RcController {
             match self.commit(input.record_index, batch.ops, next, vec![record]).await? {
                 Committed::Applied(index) => {
                     self.view.ledger.wrote(&batch.bookings, index);
-                    self.learn(&mut input, pods, index);
+                    self.record_pods(&mut input, pods, index);
                     rest = after;
                 }
                 Committed::Refused(_) => return Ok(self.chain.after_refusal()),
@@ -342,6 +345,7 @@ impl RcController {
         Ok(Action::RequeueAfter(Duration::ZERO))
     }
 
+    /// The status once `pods` are written. `done`: the plan, if these are the last of its steps.
     fn status_after(
         &self,
         input: &RcView,
@@ -351,7 +355,7 @@ impl RcController {
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         match done {
-            Some(plan) => self.say_findings(&mut status, &plan.conditions, now),
+            Some(plan) => set_conditions(&mut status, &plan.conditions, now),
             None => {
                 let kind = RcConditionType::Scheduled;
                 let message = "pods are being added or removed".to_owned();
@@ -375,19 +379,13 @@ impl RcController {
         }
     }
 
-    fn say_findings(&self, status: &mut RcStatus, conditions: &[PlannedCondition], now: Timestamp) {
-        for condition in conditions {
-            let PlannedCondition { kind, status: holds, reason, message } = condition;
-            status.set_condition(*kind, *holds, *reason, message.clone(), now);
-        }
-    }
-
     /// Records the pods after a transaction ([`writes::after`]) that was committed at `index`.
-    pub(super) fn learn(&mut self, input: &mut RcView, mut pods: Pods, index: Index) {
+    pub(super) fn record_pods(&mut self, input: &mut RcView, mut pods: Pods, index: Index) {
         self.own.committed(&input.spec, &input.pods, &mut pods, index);
         input.pods = Arc::new(pods);
     }
 
+    /// Commits one transaction. If others have changed allocations that it depends on, these are read again.
     pub(super) async fn commit(
         &mut self,
         record_index: Index,
@@ -421,38 +419,42 @@ impl RcController {
         Ok(())
     }
 
-    /// Writes the status alone, if it changes.
-    async fn say(&mut self, input: &RcView, conditions: &[PlannedCondition]) -> ReconcileResult {
+    /// Writes the status alone, if it changes. The error of a transfer stays while the transfer is under way, or its
+    /// failure is a condition.
+    async fn update_status(
+        &mut self,
+        input: &RcView,
+        conditions: &[PlannedCondition],
+    ) -> ReconcileResult {
         let mut status = self.chain.status().clone();
-        self.say_findings(&mut status, conditions, self.ctx.clock.wall());
+        set_conditions(&mut status, conditions, self.ctx.clock.wall());
         status.observed_index = input.record_index;
         status.replicas = self.replicas(input, &input.pods);
-        status.last_error =
-            self.chain.status().transfer.as_ref().and(self.chain.status().last_error.clone());
-        if conditions.iter().any(|condition| condition.reason == RcReason::TransferFailed) {
-            status.last_error.clone_from(&self.chain.status().last_error);
+        let has_failed =
+            |condition: &PlannedCondition| condition.reason == RcReason::TransferFailed;
+        if status.transfer.is_none() && !conditions.iter().any(has_failed) {
+            status.last_error = None;
         }
         status.quarantined_until = None;
         self.write_status(input.record_index, status).await
     }
 
+    /// Writes a status, unless it differs from the last one in the number of eligible nodes alone. Changes of the
+    /// number of healthy pods alone are limited to one per [`HEALTH_EVERY`]. A new owner always writes.
     async fn write_status(&mut self, record_index: Index, status: RcStatus) -> ReconcileResult {
-        let mut same = status.clone();
-        same.replicas.eligible = self.chain.status().replicas.eligible;
-        let health_only = {
-            let mut same = same.clone();
-            same.replicas.healthy = self.chain.status().replicas.healthy;
-            same == *self.chain.status()
-        };
-        let owned = self.chain.status().owner.as_ref() == Some(&self.owner);
-        if owned && same == *self.chain.status() {
-            return Ok(Action::AwaitChange);
-        }
-        if owned
-            && health_only
-            && let Err(wait) = self.health_writes.take(HEALTH_EVERY, HEALTH_BURST, monotonic())
-        {
-            return Ok(Action::RequeueAfter(wait));
+        let last = self.chain.status();
+        if last.owner.as_ref() == Some(&self.owner) {
+            let mut same = status.clone();
+            same.replicas.eligible = last.replicas.eligible;
+            if same == *last {
+                return Ok(Action::AwaitChange);
+            }
+            same.replicas.healthy = last.replicas.healthy;
+            if same == *last
+                && let Err(wait) = self.health_writes.take(HEALTH_EVERY, HEALTH_BURST, monotonic())
+            {
+                return Ok(Action::RequeueAfter(wait));
+            }
         }
         match self.commit(record_index, Vec::new(), status, Vec::new()).await? {
             Committed::Applied(_) => Ok(Action::AwaitChange),
@@ -460,7 +462,8 @@ impl RcController {
         }
     }
 
-    async fn say_invalid(
+    /// Writes into the status what is wrong with the record, and logs it once.
+    async fn report_invalid(
         &mut self,
         record_index: Index,
         bad: &FieldError,
@@ -479,6 +482,7 @@ impl RcController {
         self.write_status(record_index, status).await.map(drop)
     }
 
+    /// Alerts the log to a count that cannot be reached, once per message.
     fn alert(&mut self, plan: &ReplicationPlan) {
         if plan.alert == self.alerted {
             return;
@@ -489,6 +493,7 @@ impl RcController {
         self.alerted.clone_from(&plan.alert);
     }
 
+    /// Logs how many pods a plan has changed, and names the first few nodes.
     fn log_changes(&self, input: &RcView, plan: &ReplicationPlan) {
         let (added, removed, repaired) = writes::nodes(&plan.steps);
         let few = |nodes: &[NodeName]| {
@@ -503,8 +508,8 @@ impl RcController {
         );
     }
 
-    /// Whether the RC may continue its transfer, if there is one.
-    fn may_move(&self, input: &RcView) -> bool {
+    /// Whether the RC may continue its transfer, if there is one: with the static strategy only off a drained node.
+    fn may_continue_transfer(&self, input: &RcView) -> bool {
         let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
         input.spec.strategy == RcStrategy::Dynamic
             || self
@@ -516,10 +521,10 @@ impl RcController {
     }
 
     /// `next`, or the end of the next quarantine if that is earlier.
-    fn or_release(&self, input: &RcView, next: Action) -> Action {
+    fn or_quarantine_end(&self, input: &RcView, next: Action) -> Action {
         let now = self.ctx.clock.wall();
-        let release = self.chain.status().next_release(input.record_index, now);
-        let rest = release.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
+        let end = self.chain.status().next_release(input.record_index, now);
+        let rest = end.and_then(|at| Duration::try_from(at.duration_since(now)).ok());
         match (next, rest) {
             (Action::AwaitChange, Some(rest)) => Action::RequeueAfter(rest),
             (Action::RequeueAfter(pause), Some(rest)) => Action::RequeueAfter(pause.min(rest)),
@@ -536,6 +541,13 @@ impl Drop for RcController {
     fn drop(&mut self) {
         self.caches.set_waiting(self.id, false);
         self.caches.interests().forget(self.id);
+    }
+}
+
+fn set_conditions(status: &mut RcStatus, conditions: &[PlannedCondition], now: Timestamp) {
+    for condition in conditions {
+        let PlannedCondition { kind, status: holds, reason, message } = condition;
+        status.set_condition(*kind, *holds, *reason, message.clone(), now);
     }
 }
 
@@ -570,7 +582,7 @@ impl Controller for RcController {
             return self.carry_out(input, plan).await;
         }
         drop(guard);
-        let unwanted = input.spec.disabled || !self.may_move(&input);
+        let unwanted = input.spec.disabled || !self.may_continue_transfer(&input);
         match (&plan.transfer, self.chain.status().transfer.is_some()) {
             (_, true) if unwanted => self.undo_transfer(input, "the record forbids it now").await,
             (TransferPlan::Start(node), _) => self.start_transfer(input, node.clone()).await,
@@ -580,18 +592,19 @@ impl Controller for RcController {
             }
             (TransferPlan::Wait(RcReason::DiscoveryNotSynced), _) => {
                 // No watch reports when it is in sync.
-                self.say(&input, &plan.conditions).await?;
+                self.update_status(&input, &plan.conditions).await?;
                 Ok(Action::RequeueAfter(DISCOVERY_PAUSE))
             }
             (transfer, _) => {
-                let next = match (self.say(&input, &plan.conditions).await?, transfer) {
+                let next = self.update_status(&input, &plan.conditions).await?;
+                let next = match (next, transfer) {
                     // No event tells when another record's pod leaves the slot.
                     (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
                         Action::RequeueAfter(PLACE_PAUSE)
                     }
                     (next, _) => next,
                 };
-                Ok(self.or_release(&input, next))
+                Ok(self.or_quarantine_end(&input, next))
             }
         }
     }

@@ -249,7 +249,7 @@ impl RcController {
         match self.commit(input.record_index, ops, status, records).await? {
             Committed::Applied(index) => {
                 view.ledger.wrote(&batch.bookings, index);
-                self.learn(&mut input, pods, index);
+                self.record_pods(&mut input, pods, index);
                 info!(record = %self.id, from = %transfer.old_node, to = %new, "pod moved");
                 (self.transfer_attempts, self.transfer_not_before) = (0, None);
                 self.transfers_failed = 0;
