@@ -14,15 +14,18 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `controller` | start here: reads record and pods, plans, commits one transaction |
 //! | [`document`] | decodes and validates the user's document |
 //! | [`machine`] | state machine of the ten phases |
-//! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | the next step of a job and its reason |
+//! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
 //! | `waiting` | reason and message of a job that waits |
 //! | `batched_start` | starts that need several transactions |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
+//! | `events` | audit records |
+//! | [`kind`] | the kind `job`: prefixes, rights, subscriptions |
 
 pub mod adoption;
 mod batched_start;

@@ -5,10 +5,10 @@
 //! Keys written: `labels/pod/<node>/<pod>`, `intent/<node>/<pod>`, `status/replication_controllers/<uuid>/rcfarm`,
 //! `audit_logs/<uuid v7>`; `rcfarm/allocations/<node>` by CAS, if the manifest asks for resources;
 //! `lock/replication_controllers/<uuid>/update` during a node transfer.
-//! Who else writes them: users and rolling updates write the record. Nobody else writes the pods of a claimed RC, except
-//! people by hand, which the watches show. The ownership lock excludes p2's farms.
-//! A crash between two writes leaves: some of the pods added or removed, each with label, intent, allocation, status and
-//! audit record in one transaction; or a node transfer in the status, which the next owner finishes or undoes.
+//! Who else writes them: users and rolling updates write the record. Nobody else writes the pods of a claimed RC,
+//! except people by hand, which the watches show. The ownership lock excludes p2's farms.
+//! A crash between two writes leaves: some of the pods added or removed, each with label, intent, allocation, status
+//! and audit record in one transaction; or a node transfer in the status, which the next owner finishes or undoes.
 //!
 //! | module | contents |
 //! |---|---|
@@ -18,7 +18,7 @@
 //! | `current_view` | reads before a plan that removes or moves pods |
 //! | `transfer` | moves one pod to another node, step by step |
 //! | `allocations` | nodes without capacity, and orphaned allocations |
-//! | [`caches`], `interests`, `statuses` | shared by all RCs of a farm: own writes, who waits for what, stored statuses |
+//! | [`caches`], `interests`, `statuses` | shared by all RCs of a farm: pods, who waits for what, stored statuses |
 //! | `events` | audit records |
 //! | [`kind`] | the kind `rc`: prefixes, rights, subscriptions |
 //! | `failpoints` | change input or output of the plan in tests |

@@ -6,8 +6,8 @@
 //! 3. The scheduler deallocates the old node.
 //! 4. One transaction swaps the pods, clears the transfer and releases the lock.
 //!
-//! When a step fails for good, the transfer is marked as being undone, so that no later owner continues it. Then the new
-//! node is deallocated and the transfer is cleared; the pods stay as they were.
+//! When a step fails for good, the transfer is marked as being undone, so that no later owner continues it. Then the
+//! new node is deallocated and the transfer is cleared; the pods stay as they were.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
