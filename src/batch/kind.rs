@@ -1,5 +1,6 @@
 //! The kind `scheduler`: prefixes, subscriptions and controllers.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,7 +17,7 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::queue::spec::{DEFAULT_SCHEDULER, QueueRecord};
 use rcfarm_api::scheduler::spec::SchedulerRecord;
-use rcfarm_api::{FieldError, Stored};
+use rcfarm_api::{FieldError, InvalidText, Stored};
 use rcfarm_store::{Index, StoreError};
 
 /// Prefixes, rights and checks of the kind `scheduler`.
@@ -24,7 +25,7 @@ use rcfarm_store::{Index, StoreError};
 pub fn spec() -> KindSpec {
     let default: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
     KindSpec {
-        check_name: |tail| tail.parse::<ObjectName>().map(drop).map_err(|bad| bad.to_string()),
+        check_name: check_name::<ObjectName>,
         reads: vec![key::labels(LabelKind::Node), key::nodes()],
         writes: vec![
             key::schedulers(),
@@ -68,21 +69,24 @@ pub fn spec() -> KindSpec {
     }
 }
 
-fn check_scheduler(tail: &str, value: &[u8]) -> Result<(), String> {
-    tail.parse::<ObjectName>().map_err(|bad| bad.to_string())?;
-    let record = SchedulerRecord::decode(value).map_err(|bad| bad.to_string())?;
-    let bad = record.spec.check();
-    if bad.is_empty() { Ok(()) } else { Err(FieldError::list(&bad)) }
+fn check_name<N: FromStr<Err = InvalidText>>(tail: &str) -> Result<(), FieldError> {
+    tail.parse::<N>().map(drop).map_err(|error| FieldError::from(error).below(FieldError::KEY))
 }
 
-fn check_group(tail: &str, value: &[u8]) -> Result<(), String> {
-    tail.parse::<Namespaced>().map_err(|_| "its name is not NAMESPACE/NAME in lower case")?;
-    PodGroupRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
+fn check_scheduler(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    check_name::<ObjectName>(tail)?;
+    let bad = SchedulerRecord::decode(value)?.spec.check();
+    bad.into_iter().next().map_or(Ok(()), Err)
 }
 
-fn check_queue(tail: &str, value: &[u8]) -> Result<(), String> {
-    tail.parse::<QueueName>().map_err(|bad| bad.to_string())?;
-    QueueRecord::decode(value).map(drop).map_err(|bad| bad.to_string())
+fn check_group(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    check_name::<Namespaced>(tail)?;
+    PodGroupRecord::decode(value).map(drop)
+}
+
+fn check_queue(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    check_name::<QueueName>(tail)?;
+    QueueRecord::decode(value).map(drop)
 }
 
 /// Subscriptions and controllers of the kind `scheduler`.

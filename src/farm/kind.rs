@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::records::{Locks, RecordLabels, Records};
 use super::settings::FarmSettings;
 use super::subscriptions::Subscriber;
+use rcfarm_api::FieldError;
 use rcfarm_api::ids::{FarmName, RecordId};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::time::{Clock, IdSource};
@@ -80,7 +81,7 @@ pub struct KindSpec {
     pub labels: Prefix,
     /// Checks that a key's tail below `records` names a record. The error is for people. Keys that name no record are
     /// reported and not claimed.
-    pub check_name: fn(&str) -> Result<(), String>,
+    pub check_name: fn(&str) -> Result<(), FieldError>,
     /// Whether the mass deletion guard applies to the records. Not for kinds whose records come and go by the thousand:
     /// their controllers check in the store that a record is gone before they remove anything.
     pub is_guarded: bool,
@@ -116,7 +117,7 @@ pub struct RecordCheck {
     /// Prefix of the documents.
     pub prefix: Prefix,
     /// What is wrong with a document, given its key's tail and its value.
-    pub check: fn(&str, &[u8]) -> Result<(), String>,
+    pub check: fn(&str, &[u8]) -> Result<(), FieldError>,
     /// What to do about documents that are wrong.
     pub remedy: &'static str,
 }

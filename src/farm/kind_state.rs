@@ -189,12 +189,12 @@ impl KindState {
                 continue;
             }
             self.unowned_since.entry(id.clone()).or_insert(now);
-            let Err(why) = (self.spec.check_name)(id.as_str()) else { continue };
+            let Err(error) = (self.spec.check_name)(id.as_str()) else { continue };
             if self.unusable.insert(id.clone()) {
                 warn!(
                     alert = true,
                     key = format!("{}{id}", self.spec.records),
-                    why,
+                    why = error.reason(),
                     "a key below the records' prefix is no valid record name; it is ignored"
                 );
             }

@@ -19,8 +19,9 @@ use crate::farm::kind::{
 };
 use crate::farm::records::Records;
 use crate::farm::subscriptions::{Subscriber, Waker};
-use rcfarm_api::ids::{BadName, Namespaced, PodRef, RecordId};
+use rcfarm_api::ids::{Namespaced, PodRef, RecordId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::{FieldError, InvalidText};
 use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Index, StoreError};
@@ -65,18 +66,21 @@ pub fn spec() -> KindSpec {
     }
 }
 
-fn check_name(tail: &str) -> Result<(), String> {
-    if tail.split('/').count() != 2 {
-        return Err("a job stands under <namespace>/<name>: move it there".to_owned());
-    }
-    tail.parse::<Namespaced>().map(drop).map_err(|error| error.to_string())
+fn check_name(tail: &str) -> Result<(), FieldError> {
+    name(tail).map(drop)
 }
 
-fn check_record(tail: &str, value: &[u8]) -> Result<(), String> {
-    check_name(tail)?;
-    let id = tail.parse().map_err(|error: BadName| error.to_string())?;
-    let problems = document::decode(&id, value).err().unwrap_or_default();
-    problems.first().map_or(Ok(()), |problem| Err(problem.to_string()))
+fn name(tail: &str) -> Result<Namespaced, FieldError> {
+    if tail.split('/').count() != 2 {
+        let problem = "a job stands under <namespace>/<name>";
+        return Err(FieldError::new(FieldError::KEY, problem, "move it there"));
+    }
+    tail.parse().map_err(|error: InvalidText| FieldError::from(error).below(FieldError::KEY))
+}
+
+fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    let problems = document::decode(&name(tail)?, value).err().unwrap_or_default();
+    problems.into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Subscriptions and controllers of the kind `job`.

@@ -16,11 +16,10 @@ use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
 use crate::farm::subscriptions::Subscriber;
-use rcfarm_api::Stored;
-use rcfarm_api::ids::RcId;
-use rcfarm_api::ids::RecordId;
+use rcfarm_api::ids::{RcId, RecordId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
+use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Index, StoreError};
 
 /// Replication controllers as a kind of record.
@@ -57,25 +56,27 @@ pub fn spec() -> KindSpec {
     }
 }
 
-fn check_name(tail: &str) -> Result<(), String> {
+fn check_name(tail: &str) -> Result<(), FieldError> {
+    id(tail).map(drop)
+}
+
+fn id(tail: &str) -> Result<RcId, FieldError> {
+    let bad = |problem, fix| Err(FieldError::new(FieldError::KEY, problem, fix));
     match tail.parse::<RcId>() {
-        Err(_) => {
-            Err("it is no UUID; p2's farms stop at such a key: move it elsewhere or delete it"
-                .to_owned())
-        }
-        Ok(id) if id.to_string() != tail => Err(format!(
-            "keys have UUIDs in lower case with hyphens: write the record under {}",
-            key::rc(id)
-        )),
-        Ok(_) => Ok(()),
+        Err(_) => bad(
+            "it is no UUID; p2's farms stop at such a key",
+            "move it elsewhere or delete it".to_owned(),
+        ),
+        Ok(id) if id.to_string() != tail => bad(
+            "keys have UUIDs in lower case with hyphens",
+            format!("write the record under {}", key::rc(id)),
+        ),
+        Ok(id) => Ok(id),
     }
 }
 
-fn check_record(tail: &str, value: &[u8]) -> Result<(), String> {
-    check_name(tail)?;
-    let id = tail.parse().map_err(|error: uuid::Error| error.to_string())?;
-    let record = RcRecord::decode(value).map_err(|bad| bad.to_string())?;
-    RcSpec::check(id, &record).map(drop).map_err(|bad| bad.to_string())
+fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    RcSpec::check(id(tail)?, &RcRecord::decode(value)?).map(drop)
 }
 
 /// Controllers of replication controllers.

@@ -7,24 +7,16 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Why a text is not a legal key segment.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a legal name: {why}")]
-pub struct BadName {
-    /// The text as given.
-    pub text: String,
-    /// What is wrong with it.
-    pub why: &'static str,
-}
+use crate::InvalidText;
 
 /// Checks one segment of a key: `[A-Za-z0-9_-][A-Za-z0-9_.,-]*`, at most 200 bytes.
 ///
 /// Every Consul version stores this alphabet, and every HTTP client sends it unchanged (`consul-semantics.md` §0 #17).
 ///
 /// # Errors
-/// [`BadName`] with the first rule broken.
-pub fn check_segment(text: &str) -> Result<(), BadName> {
-    let bad = |why| Err(BadName { text: text.to_owned(), why });
+/// [`InvalidText`] with the first rule broken.
+pub fn check_segment(text: &str) -> Result<(), InvalidText> {
+    let bad = |why| Err(InvalidText { text: text.to_owned(), what: "name", why });
     if text.is_empty() {
         return bad("it is empty");
     }
@@ -55,15 +47,15 @@ macro_rules! name {
             }
         }
         impl FromStr for $type {
-            type Err = BadName;
-            fn from_str(text: &str) -> Result<Self, BadName> {
+            type Err = InvalidText;
+            fn from_str(text: &str) -> Result<Self, InvalidText> {
                 check_segment(text)?;
                 Ok(Self(text.into()))
             }
         }
         impl TryFrom<String> for $type {
-            type Error = BadName;
-            fn try_from(text: String) -> Result<Self, BadName> {
+            type Error = InvalidText;
+            fn try_from(text: String) -> Result<Self, InvalidText> {
                 text.parse()
             }
         }
@@ -123,16 +115,16 @@ pub const DEFAULT_QUEUE: &str = "default";
 pub const DEFAULT_NAMESPACE: &str = "default";
 
 impl FromStr for Namespaced {
-    type Err = BadName;
+    type Err = InvalidText;
     /// A text without a slash is a name in [`DEFAULT_NAMESPACE`].
-    fn from_str(text: &str) -> Result<Self, BadName> {
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
         let (namespace, name) = text.split_once('/').unwrap_or((DEFAULT_NAMESPACE, text));
         Ok(Namespaced { namespace: namespace.parse()?, name: name.parse()? })
     }
 }
 impl TryFrom<String> for Namespaced {
-    type Error = BadName;
-    fn try_from(text: String) -> Result<Self, BadName> {
+    type Error = InvalidText;
+    fn try_from(text: String) -> Result<Self, InvalidText> {
         text.parse()
     }
 }
@@ -247,9 +239,9 @@ impl From<PodRef> for String {
 }
 
 impl TryFrom<String> for PodRef {
-    type Error = BadName;
+    type Error = InvalidText;
 
-    fn try_from(text: String) -> Result<Self, BadName> {
+    fn try_from(text: String) -> Result<Self, InvalidText> {
         let (node, pod) = text.split_once('/').unwrap_or((&text, ""));
         Ok(PodRef { node: node.parse()?, pod: pod.parse()? })
     }

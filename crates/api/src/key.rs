@@ -9,7 +9,8 @@ pub use path::{Key, Prefix};
 
 use uuid::Uuid;
 
-use crate::ids::{BadName, FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId};
+use crate::InvalidText;
+use crate::ids::{FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId};
 
 /// Kinds of objects that have labels, in p2's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -202,11 +203,12 @@ pub fn pod_and_node(prefix: &Prefix, key: &str) -> Option<(PodId, NodeName)> {
 /// Checks the name of a new node.
 ///
 /// # Errors
-/// [`BadName`] for `preparer`, which p2's layout uses.
-pub fn check_node_name(name: &NodeName) -> Result<(), BadName> {
+/// [`InvalidText`] for `preparer`, which p2's layout uses.
+pub fn check_node_name(name: &NodeName) -> Result<(), InvalidText> {
     match name.as_str() {
-        "preparer" => Err(BadName {
+        "preparer" => Err(InvalidText {
             text: name.to_string(),
+            what: "name",
             why: "square/p2 would read its pods' statuses as its own",
         }),
         _ => Ok(()),

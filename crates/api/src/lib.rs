@@ -32,7 +32,7 @@ pub mod scheduler;
 mod stored;
 
 pub use backoff::backoff;
-pub use field_error::FieldError;
+pub use field_error::{FieldError, InvalidText};
 pub use hash::{Fnv1a, content_hash};
 pub use index::Index;
 pub use jiff::Timestamp;

@@ -88,8 +88,7 @@ impl PodSpec {
         fields.check_size()?;
         let mut launchables = BTreeMap::new();
         for (name, stanza) in fields.launchables {
-            check_segment(&name)
-                .map_err(|error| FieldError::new("launchables", error.to_string(), ""))?;
+            check_segment(&name).map_err(|error| FieldError::from(error).below("launchables"))?;
             let launchable = match stanza {
                 LaunchableStanza::Process(stanza) => process(*stanza),
                 LaunchableStanza::Unfit(_, why) => Err(why),

@@ -1,6 +1,7 @@
 //! Checks of the records in the store, as declared by the kinds.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use super::{Check, Verdict, failed};
 use crate::cli::context::CommandContext;
@@ -31,10 +32,10 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
 }
 
 /// Checks all entries below a prefix; names the first invalid one.
-fn summary(
+fn summary<E: Display>(
     title: &str,
     entries: &[Entry],
-    fault: impl Fn(&Entry) -> Result<(), String>,
+    fault: impl Fn(&Entry) -> Result<(), E>,
     remedy: &str,
 ) -> Check {
     let describe = |entry: &Entry| Some(format!("{}: {}", entry.key, fault(entry).err()?));

@@ -9,10 +9,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{EventType, GroupsOrdered, JobChange, JobStep, QueueChange};
-use crate::Index;
 use crate::Timestamp;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
+use crate::{Index, InvalidText};
 
 /// A retarget lists the whole set of nodes up to this many, and only the difference above. p2 lists all of them in each
 /// record, so that scaling to N nodes writes of the order of N² bytes (`p2.md` §2.4).
@@ -360,27 +360,26 @@ impl fmt::Display for Actor {
     }
 }
 
-/// Text that is no actor.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no actor: expected farm, rolling_update or user:<name>")]
-pub struct BadActor(String);
-
 impl FromStr for Actor {
-    type Err = BadActor;
-    fn from_str(text: &str) -> Result<Self, BadActor> {
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
         match text {
             "farm" => Ok(Actor::Farm),
             "rolling_update" => Ok(Actor::RollingUpdate),
             _ => match text.strip_prefix("user:") {
                 Some(name) => Ok(Actor::User { name: name.to_owned() }),
-                None => Err(BadActor(text.to_owned())),
+                None => Err(InvalidText {
+                    text: text.to_owned(),
+                    what: "actor",
+                    why: "expected farm, rolling_update or user:<name>",
+                }),
             },
         }
     }
 }
 impl TryFrom<String> for Actor {
-    type Error = BadActor;
-    fn try_from(text: String) -> Result<Self, BadActor> {
+    type Error = InvalidText;
+    fn try_from(text: String) -> Result<Self, InvalidText> {
         text.parse()
     }
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::Index;
+use crate::InvalidText;
 use crate::ResourceList;
 use crate::command::CommandAction;
-use crate::ids::{BadName, Namespaced, PodId};
+use crate::ids::{Namespaced, PodId};
 use crate::labels::Selector;
 use crate::manifest::HealthStanza;
 
@@ -416,8 +417,8 @@ impl Slot {
     /// Id of its pod, `<job>-<task>-<index>`: the same after each restart and on each node.
     ///
     /// # Errors
-    /// [`BadName`] if the id would be too long.
-    pub fn pod_id(&self, job: &Namespaced) -> Result<PodId, BadName> {
+    /// [`InvalidText`] if the id would be too long.
+    pub fn pod_id(&self, job: &Namespaced) -> Result<PodId, InvalidText> {
         format!("{}-{}-{}", job.name, self.task.to_ascii_lowercase(), self.index).parse()
     }
 }

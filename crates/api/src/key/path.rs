@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::ids::{BadName, check_segment};
+use crate::InvalidText;
+use crate::ids::check_segment;
 
 /// A valid key: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,8 +19,8 @@ impl Key {
     /// A key from text, checked against the grammar.
     ///
     /// # Errors
-    /// [`BadName`] naming the segment that breaks the grammar.
-    pub fn parse(text: &str) -> Result<Key, BadName> {
+    /// [`InvalidText`] naming the segment that breaks the grammar.
+    pub fn parse(text: &str) -> Result<Key, InvalidText> {
         text.split('/').try_for_each(check_segment)?;
         Ok(Key(text.into()))
     }
@@ -40,8 +41,8 @@ impl Prefix {
     /// A prefix from text, checked against the grammar; a missing final slash is added.
     ///
     /// # Errors
-    /// [`BadName`] naming the segment that breaks the grammar.
-    pub fn parse(text: &str) -> Result<Prefix, BadName> {
+    /// [`InvalidText`] naming the segment that breaks the grammar.
+    pub fn parse(text: &str) -> Result<Prefix, InvalidText> {
         let trimmed = text.strip_suffix('/').unwrap_or(text);
         if trimmed.is_empty() {
             return Ok(Prefix("".into()));

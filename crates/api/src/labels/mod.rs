@@ -11,7 +11,7 @@ mod selector;
 use std::collections::BTreeMap;
 
 pub use encoding::{LabelError, decode_labels, encode_labels};
-pub use names::{BadLabel, check_label_key, check_label_value};
+pub use names::{check_label_key, check_label_value};
 pub use parse::SelectorError;
 pub use selector::{LabelCondition, Requirement, Selector};
 

@@ -1,28 +1,18 @@
 //! Syntax of label keys and values: Kubernetes' rules.
 
+use crate::InvalidText;
+
 /// Longest name part of a key, and longest value.
 const NAME_MAX: usize = 63;
 /// Longest prefix of a key.
 const PREFIX_MAX: usize = 253;
 
-/// Why a text is no label key, or no label value.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a legal label {part}: {rule}")]
-pub struct BadLabel {
-    /// The text as given.
-    pub text: String,
-    /// `key` or `value`.
-    pub part: &'static str,
-    /// The rule that it breaks.
-    pub rule: &'static str,
-}
-
 /// Checks a label key: `[prefix/]name`, the name as a value but not empty, the prefix a lower-case DNS name.
 ///
 /// # Errors
-/// [`BadLabel`] with the first rule broken.
-pub fn check_label_key(text: &str) -> Result<(), BadLabel> {
-    let bad = |rule| Err(BadLabel { text: text.to_owned(), part: "key", rule });
+/// [`InvalidText`] with the first rule broken.
+pub fn check_label_key(text: &str) -> Result<(), InvalidText> {
+    let bad = |why| Err(InvalidText { text: text.to_owned(), what: "label key", why });
     let name = match text.split_once('/') {
         None => text,
         Some((prefix, _)) if prefix.len() > PREFIX_MAX => {
@@ -47,9 +37,9 @@ pub fn check_label_key(text: &str) -> Result<(), BadLabel> {
 /// Checks a label value: empty, or at most 63 of `[A-Za-z0-9_.-]` that begin and end with a letter or digit.
 ///
 /// # Errors
-/// [`BadLabel`] with the first rule broken.
-pub fn check_label_value(text: &str) -> Result<(), BadLabel> {
-    let bad = |rule| Err(BadLabel { text: text.to_owned(), part: "value", rule });
+/// [`InvalidText`] with the first rule broken.
+pub fn check_label_value(text: &str) -> Result<(), InvalidText> {
+    let bad = |why| Err(InvalidText { text: text.to_owned(), what: "label value", why });
     if text.is_empty() { Ok(()) } else { token_fault(text).map_or(Ok(()), bad) }
 }
 

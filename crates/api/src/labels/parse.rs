@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use super::names::{BadLabel, check_label_key, check_label_value};
+use super::names::{check_label_key, check_label_value};
 use super::selector::{LabelCondition, Requirement, Selector};
+use crate::{FieldError, InvalidText};
 
 /// Why a text is not a selector, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,13 +33,20 @@ pub enum SelectorFault {
     },
     /// The key or the value breaks its rules.
     #[error(transparent)]
-    Label(#[from] BadLabel),
+    Label(#[from] InvalidText),
 }
 
 impl SelectorError {
     /// Position in characters, from 1.
     fn column(&self) -> usize {
         self.text[..self.position].chars().count() + 1
+    }
+}
+
+impl From<SelectorError> for FieldError {
+    fn from(error: SelectorError) -> FieldError {
+        let fix = "write it like pool=web,zone in (a,b)";
+        FieldError::new(FieldError::WHOLE, error.to_string(), fix)
     }
 }
 
@@ -230,7 +238,7 @@ impl<'t> Parser<'t> {
     fn checked(
         &mut self,
         word: &'t str,
-        check: fn(&str) -> Result<(), BadLabel>,
+        check: fn(&str) -> Result<(), InvalidText>,
     ) -> Result<String, Fault> {
         let position = self.tokens[self.next].0;
         check(word).map_err(|bad| (position, bad.into()))?;

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::ids::PodId;
-use crate::{FieldError, ResourceList};
+use crate::{FieldError, InvalidText, ResourceList};
 
 pub use crate::hash::content_hash;
 pub use pod::{
@@ -63,7 +63,7 @@ impl Manifest {
         let body = clearsign::body(text).map_err(unclosed_frame)?;
         let fields: Fields = read(&body)?.unwrap_or_default();
         let id = fields.id.filter(|id| !id.is_empty()).ok_or_else(no_id)?;
-        let id = id.parse().map_err(|error| FieldError::new("id", format!("{error}"), ""))?;
+        let id = id.parse().map_err(|error: InvalidText| FieldError::from(error).below("id"))?;
         let launchables = fields.launchables.unwrap_or_default().into_iter();
         let mut resources = ResourceList::default();
         for (word, amount) in fields.resources.unwrap_or_default() {

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::phase::PodGroupReason;
-use crate::ids::{BadName, DEFAULT_QUEUE, Namespaced, ObjectName, PodId, QueueName};
-use crate::labels::Selector;
+use crate::ids::{DEFAULT_QUEUE, Namespaced, ObjectName, PodId, QueueName};
+use crate::labels::{Selector, SelectorError};
 use crate::resource_list::{PODS, ResourceList};
-use crate::{FieldError, Stored};
+use crate::{FieldError, InvalidText, Stored};
 
 /// Larger groups are rejected as typing errors.
 pub const MOST_MEMBERS: u64 = 100_000;
@@ -220,8 +220,8 @@ impl PodGroupSpec {
     /// Id of a member's pod, in the group `name`.
     ///
     /// # Errors
-    /// [`BadName`] if the id is too long; [`PodGroupSpec::check`] reports that first.
-    pub fn pod_id(name: &ObjectName, task: &str, index: u32) -> Result<PodId, BadName> {
+    /// [`InvalidText`] if the id is too long; [`PodGroupSpec::check`] reports that first.
+    pub fn pod_id(name: &ObjectName, task: &str, index: u32) -> Result<PodId, InvalidText> {
         format!("{name}-{task}-{index}").parse()
     }
 
@@ -302,9 +302,9 @@ impl TaskSpec {
     /// The selector of its nodes.
     ///
     /// # Errors
-    /// Text for people.
-    pub fn selector(&self) -> Result<Selector, String> {
-        self.node_selector.parse::<Selector>().map_err(|error| error.to_string())
+    /// [`SelectorError`] with the place in the text.
+    pub fn selector(&self) -> Result<Selector, SelectorError> {
+        self.node_selector.parse()
     }
 
     /// The selector of its nodes; all nodes if it is wrong, which [`PodGroupSpec::check`] reports.
@@ -315,7 +315,7 @@ impl TaskSpec {
 
     fn check(&self, path: &str, id: &GroupId) -> Option<FieldError> {
         if let Err(error) = crate::ids::check_segment(&self.name) {
-            return Some(FieldError::new(format!("{path}.name"), error.to_string(), "rename it"));
+            return Some(FieldError::from(error).below("name").below(path));
         }
         let last = self.replicas.saturating_sub(1);
         if let Err(error) = PodGroupSpec::pod_id(&id.name, &self.name, last) {
@@ -330,11 +330,7 @@ impl TaskSpec {
             let path = format!("{path}.resources.{PODS}");
             return Some(FieldError::new(path, "a member is one pod", "leave it out"));
         }
-        let why = self.selector().err()?;
-        Some(FieldError::new(
-            format!("{path}.nodeSelector"),
-            why,
-            "write it like pool=gpu,zone in (a,b)",
-        ))
+        let error = self.selector().err()?;
+        Some(FieldError::from(error).below("nodeSelector").below(path))
     }
 }

@@ -177,9 +177,9 @@ impl RcSpec {
         if let Some(Ok(fields)) = has_process.then(|| PodManifest::read(&manifest)) {
             fields.check_processes().map_err(|error| error.below("manifest"))?;
         }
-        let node_selector = record.node_selector.parse::<Selector>().map_err(|e| {
-            FieldError::new("node_selector", e.to_string(), "write it like pool=web,zone in (a,b)")
-        })?;
+        let node_selector = record.node_selector.parse::<Selector>();
+        let node_selector =
+            node_selector.map_err(|error| FieldError::from(error).below("node_selector"))?;
         let strategy = match record.allocation_strategy.as_str() {
             "dynamic_strategy" => RcStrategy::Dynamic,
             "static_strategy" | "pet_strategy" | "cattle_strategy" | "" => RcStrategy::Static,

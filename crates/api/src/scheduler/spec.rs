@@ -101,8 +101,7 @@ impl SchedulerSpec {
             }
         }
         if let Err(error) = self.node_selector.parse::<Selector>() {
-            let fix = "write it like pool=batch,zone in (a,b)";
-            bad.push(FieldError::new("spec.nodeSelector", error.to_string(), fix));
+            bad.push(FieldError::from(error).below("spec.nodeSelector"));
         }
         for (field, seconds) in [
             ("scheduleTimeoutSeconds", self.schedule_timeout_seconds),
