@@ -211,15 +211,8 @@ fn as_stored(mut document: Value) -> Value {
         fields.remove("status");
     }
     if let Some(metadata) = document.get_mut("metadata").and_then(Value::as_object_mut) {
-        for theirs in [
-            "uid",
-            "resourceVersion",
-            "generation",
-            "creationTimestamp",
-            "managedFields",
-            "selfLink",
-        ] {
-            metadata.remove(theirs);
+        for field in document::CLUSTER_METADATA {
+            metadata.remove(field);
         }
     }
     document

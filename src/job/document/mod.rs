@@ -28,6 +28,10 @@ use validate::validate;
 /// Warning for a known field without effect.
 const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
 
+/// Fields of the metadata that the controllers of another cluster set.
+pub const CLUSTER_METADATA: [&str; 6] =
+    ["uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink"];
+
 /// A valid document.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Read {
@@ -177,18 +181,10 @@ fn metadata(
     let deleting = metadata.text("deletionTimestamp", issues).is_some();
     let honoured = if framework == Framework::Pod { &pod::QUEUE[..] } else { &[] };
     annotations(&mut metadata, honoured, issues);
-    // Set by another cluster.
-    for passed in [
-        "uid",
-        "resourceVersion",
-        "generation",
-        "creationTimestamp",
-        "managedFields",
-        "selfLink",
-        "deletionGracePeriodSeconds",
-    ] {
+    for passed in CLUSTER_METADATA {
         metadata.take(passed);
     }
+    metadata.take("deletionGracePeriodSeconds");
     metadata.pass_over(&["generateName", "finalizers", "ownerReferences"], NOBODY_READS, issues);
     metadata.finish(issues);
     (labels, deleting)
