@@ -63,7 +63,8 @@ impl Call {
     }
 }
 
-pub(super) struct Client {
+/// Client of a Consul agent; implements [`rcfarm_store::Store`].
+pub struct Consul {
     http: reqwest::Client,
     address: String,
     base: Url,
@@ -102,8 +103,18 @@ impl Reply {
     }
 }
 
-impl Client {
-    pub(super) fn new(config: &ConsulConfig) -> Result<Client, ConfigError> {
+impl std::fmt::Debug for Consul {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Consul").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Consul {
+    /// Creates a client. Reads the token and certificate files, and sends no request.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the setting that cannot be used.
+    pub fn new(config: &ConsulConfig) -> Result<Consul, ConfigError> {
         let mut url = config.url()?;
         let address = url.to_string();
         let mut headers = headers(config)?;
@@ -132,7 +143,7 @@ impl Client {
             .build()
             .map_err(|error| ConfigError::Client(deepest_cause(&error)))?;
         let datacenter = config.datacenter.clone();
-        Ok(Client {
+        Ok(Consul {
             consulrs: Consulrs::new(http.clone(), &url, datacenter.as_deref()),
             http,
             address,
@@ -148,11 +159,16 @@ impl Client {
         })
     }
 
-    pub(super) fn address(&self) -> &str {
+    /// Base URL of all requests, such as `http://127.0.0.1:8500/`.
+    #[must_use]
+    pub fn address(&self) -> &str {
         &self.address
     }
 
-    pub(super) fn requests(&self) -> BTreeMap<&'static str, u64> {
+    /// Number of requests since the start, by kind: `read`, `blocking_read`, `write`, `transaction`, `session`,
+    /// `heartbeat`, `agent`.
+    #[must_use]
+    pub fn requests(&self) -> BTreeMap<&'static str, u64> {
         let counts = Call::NAMES.iter().zip(&self.counts);
         counts.map(|((_, name), count)| (*name, count.load(Ordering::Relaxed))).collect()
     }

@@ -5,13 +5,19 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use rcfarm_api::ids::SessionId;
 use rcfarm_store::session::{FarmMember, Keeper, SessionSettings};
 use rcfarm_store::time::{IdSource, SystemClock, monotonic};
-use rcfarm_store::{Behavior, Claim, Commit, Env, Epoch, Index, Refusal, Txn, TxnLimits, Writer};
+use rcfarm_store::{
+    Answer, Behavior, Claim, Commit, DeleteMode, Env, Epoch, Index, Key, NewSession, Op, Prefix,
+    PutMode, Query, Reader, Refusal, Store, StoreError, TtlService, Txn, TxnLimits, TxnOutcome,
+    Writer,
+};
 
 const SESSION: &str = "adf4238a-882b-9ddc-4a9d-5b6758e4159e";
 

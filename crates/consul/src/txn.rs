@@ -1,50 +1,17 @@
-//! Transactions.
+//! Bodies of transactions, and what their answers mean.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Method, RequestBuilder, Url};
 
-use super::client::{Call, Client, Reply};
+use super::client::{Consul, Reply};
 use super::error::{DENIED, RequestContext, forbidden, undecodable};
 use super::wire::{TxnAnswer, txn_body, verb};
-use rcfarm_store::{Entry, Index, Op, Question, Refusal, StoreError, TxnOutcome};
+use rcfarm_store::{Entry, Index, Op, Refusal, StoreError, TxnOutcome};
 
-impl Client {
-    pub(super) async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
-        let asked = RequestContext::new("committing", subject(ops));
-        let request = self.txn_request(self.url(["txn"]), ops, &asked)?;
-        outcome(&self.send(Call::Transaction, request, Duration::ZERO).await?, ops, &asked)
-    }
-
-    /// Asks `may_send` when the request has its permit.
-    pub(super) async fn txn_if(
-        &self,
-        ops: &[Op],
-        may_send: &(dyn Fn() -> bool + Send + Sync),
-    ) -> Result<Option<TxnOutcome>, StoreError> {
-        let asked = RequestContext::new("committing", subject(ops));
-        let request = self.txn_request(self.url(["txn"]), ops, &asked)?;
-        let _permit = self.permit(Call::Transaction).await;
-        if !may_send() {
-            return Ok(None);
-        }
-        let reply = self.exchange(Call::Transaction, request, Duration::ZERO).await?;
-        outcome(&reply, ops, &asked).map(Some)
-    }
-
-    /// Sends a transaction that only reads. Consul handles it as a read.
-    pub(super) async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
-        let ops: Vec<Op> = questions.iter().map(Op::from).collect();
-        let asked = RequestContext::new("reading", subject(&ops));
-        let mut url = self.url(["txn"]);
-        url.query_pairs_mut().append_key_only("consistent");
-        let request = self.txn_request(url, &ops, &asked)?;
-        outcome(&self.send(Call::Read, request, Duration::ZERO).await?, &ops, &asked)
-    }
-
-    fn txn_request(
+impl Consul {
+    pub(super) fn txn_request(
         &self,
         url: Url,
         ops: &[Op],
@@ -57,11 +24,12 @@ impl Client {
 }
 
 /// What a transaction is about, for messages.
-fn subject(ops: &[Op]) -> &str {
+pub(super) fn subject(ops: &[Op]) -> &str {
     ops.first().map_or("nothing", Op::subject)
 }
 
-fn outcome(
+/// The outcome of the transaction of `ops` from Consul's answer.
+pub(super) fn outcome(
     reply: &Reply,
     ops: &[Op],
     asked: &RequestContext<'_>,

@@ -1,29 +1,26 @@
-//! Reads and writes of single keys and prefixes.
+//! [`Reader`] of a real Consul: reads of keys, sessions, the health of services, and the leader.
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use consulrs::api;
-use consulrs::api::kv::requests::{DeleteKeyRequest, SetKeyRequest};
+use async_trait::async_trait;
 use reqwest::{Method, Url};
 
-use super::client::{Call, Client, Reply};
+use super::client::{Call, Consul, Reply};
 use super::error::RequestContext;
-use super::wire::{WireEntry, go_duration};
-use rcfarm_store::offload;
+use super::txn::{outcome, subject};
+use super::wire::{WireEntry, WireInstance, WireSession, go_duration};
+use rcfarm_api::ids::SessionId;
 use rcfarm_store::{
-    Answer, Consistency, DeleteMode, Entry, Index, Key, Prefix, PutMode, Query, StoreError,
+    Answer, Consistency, Entry, Index, Key, Op, Prefix, Query, Question, Reader, ServiceHealth,
+    SessionInfo, StoreError, TxnOutcome, offload,
 };
 
 /// Size of a small entry in an answer. Longer answers are decoded off the runtime's workers.
 const BYTES_PER_ITEM: usize = 256;
 
-impl Client {
-    pub(super) async fn get(
-        &self,
-        key: &Key,
-        query: Query,
-    ) -> Result<Answer<Option<Entry>>, StoreError> {
+#[async_trait]
+impl Reader for Consul {
+    async fn get(&self, key: &Key, query: Query) -> Result<Answer<Option<Entry>>, StoreError> {
         let asked = RequestContext::new("reading", key.as_str());
         let url = self.url(path_of(key.as_str()));
         let answer = self.read::<Vec<WireEntry>>(url, query, &asked).await?;
@@ -31,11 +28,7 @@ impl Client {
         Ok(Answer { value: entry.map(Entry::from), index: answer.index, filtered: answer.filtered })
     }
 
-    pub(super) async fn list(
-        &self,
-        prefix: &Prefix,
-        query: Query,
-    ) -> Result<Answer<Vec<Entry>>, StoreError> {
+    async fn list(&self, prefix: &Prefix, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
         let asked = RequestContext::new("listing", prefix.as_str());
         let mut url = self.url(path_of(prefix.as_str()));
         url.query_pairs_mut().append_key_only("recurse");
@@ -48,7 +41,7 @@ impl Client {
         })
     }
 
-    pub(super) async fn keys(
+    async fn keys(
         &self,
         prefix: &Prefix,
         separator: Option<&str>,
@@ -68,8 +61,69 @@ impl Client {
         })
     }
 
+    // Consul handles a transaction that only reads as a read.
+    async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
+        let ops: Vec<Op> = questions.iter().map(Op::from).collect();
+        let asked = RequestContext::new("reading", subject(&ops));
+        let mut url = self.url(["txn"]);
+        url.query_pairs_mut().append_key_only("consistent");
+        let request = self.txn_request(url, &ops, &asked)?;
+        outcome(&self.send(Call::Read, request, Duration::ZERO).await?, &ops, &asked)
+    }
+
+    async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {
+        let asked = RequestContext::new("reading the session", id.as_str());
+        let url = self.url(["session", "info", id.as_str()]);
+        let answer = self.read::<Vec<WireSession>>(url, Query::PLAIN, &asked).await?;
+        let found = answer.value.into_iter().flatten().next();
+        Ok(Answer {
+            value: found.map(SessionInfo::from),
+            index: answer.index,
+            filtered: answer.filtered,
+        })
+    }
+
+    async fn sessions(&self) -> Result<Answer<Vec<SessionInfo>>, StoreError> {
+        let asked = RequestContext::new("listing", "sessions");
+        let url = self.url(["session", "list"]);
+        let answer = self.read::<Vec<WireSession>>(url, Query::PLAIN, &asked).await?;
+        let found = answer.value.into_iter().flatten();
+        Ok(Answer {
+            value: found.map(SessionInfo::from).collect(),
+            index: answer.index,
+            filtered: answer.filtered,
+        })
+    }
+
+    async fn service_health(
+        &self,
+        service: &str,
+    ) -> Result<Answer<Vec<ServiceHealth>>, StoreError> {
+        let asked = RequestContext::new("reading the health of", service);
+        let url = self.url(["health", "service", service]);
+        let answer = self.read::<Vec<WireInstance>>(url, Query::PLAIN, &asked).await?;
+        let instances = answer.value.into_iter().flatten();
+        Ok(Answer {
+            value: instances.map(ServiceHealth::from).collect(),
+            index: answer.index,
+            filtered: answer.filtered,
+        })
+    }
+
+    async fn leader(&self) -> Result<String, StoreError> {
+        let asked = RequestContext::new("asking for", "the leader");
+        let request = self.request(Method::GET, self.url(["status", "leader"]));
+        let reply = self.send(Call::Read, request, Duration::ZERO).await?;
+        match reply.status {
+            200 => reply.json(&asked),
+            _ => Err(reply.error(&asked)),
+        }
+    }
+}
+
+impl Consul {
     /// Sends a read and decodes its JSON. `None`: 404 of Consul.
-    pub(super) async fn read<T: serde::de::DeserializeOwned>(
+    async fn read<T: serde::de::DeserializeOwned>(
         &self,
         mut url: Url,
         query: Query,
@@ -102,67 +156,6 @@ impl Client {
         };
         let Reply { filtered, .. } = reply;
         Ok(Answer { value, index: reply.index(asked)?, filtered })
-    }
-
-    pub(super) async fn put(
-        &self,
-        key: &Key,
-        value: Bytes,
-        flags: u64,
-        mode: PutMode,
-    ) -> Result<bool, StoreError> {
-        let mut asked = RequestContext::new("writing", key.as_str());
-        let mut endpoint = SetKeyRequest {
-            key: format!("{key}"),
-            value: value.into(),
-            dc: self.datacenter.clone(),
-            flags: Some(flags),
-            ..SetKeyRequest::default()
-        };
-        match &mode {
-            PutMode::Set => {}
-            PutMode::Cas(index) => endpoint.cas = Some(index.0),
-            PutMode::Acquire(session) => {
-                endpoint.acquire = Some(session.to_string());
-                asked.session = Some(session);
-            }
-            PutMode::Release(session) => endpoint.release = Some(session.to_string()),
-        }
-        self.through_consulrs(Call::Write, &asked, |c| api::exec_with_result(c, endpoint))
-            .await?
-            .map_err(|refused| refused.error(&asked))
-    }
-
-    pub(super) async fn delete(&self, key: &Key, mode: DeleteMode) -> Result<bool, StoreError> {
-        let cas = match mode {
-            DeleteMode::Always => None,
-            DeleteMode::Cas(index) => Some(index.0),
-        };
-        self.delete_with(RequestContext::new("deleting", key.as_str()), cas, None).await
-    }
-
-    pub(super) async fn delete_tree(&self, prefix: &Prefix) -> Result<(), StoreError> {
-        let asked = RequestContext::new("deleting the tree", prefix.as_str());
-        self.delete_with(asked, None, Some(true)).await.map(|_| ())
-    }
-
-    /// `recurse` is `Some(true)` or absent: Consul ignores its value.
-    async fn delete_with(
-        &self,
-        asked: RequestContext<'_>,
-        cas: Option<u64>,
-        recurse: Option<bool>,
-    ) -> Result<bool, StoreError> {
-        let endpoint = DeleteKeyRequest {
-            key: asked.about.to_owned(),
-            cas,
-            dc: self.datacenter.clone(),
-            recurse,
-            ..DeleteKeyRequest::default()
-        };
-        self.through_consulrs(Call::Write, &asked, |c| api::exec_with_result(c, endpoint))
-            .await?
-            .map_err(|refused| refused.error(&asked))
     }
 }
 
