@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -43,8 +44,10 @@ pub(super) struct FarmLoop<'f> {
     pub(super) states: Vec<KindState>,
     /// All caches that are watched, for the mass deletion guard.
     pub(super) caches: Vec<Arc<dyn WatchedCache>>,
-    /// Since when each farm has been seen, and the CreateIndex of its presence. A new CreateIndex is a new session.
-    pub(super) peers_since: BTreeMap<FarmName, (Instant, Index)>,
+    /// When the farm started. Claim plans count time from it.
+    pub(super) started_at: Instant,
+    /// Since when each farm has been seen (time since `started_at`), and the CreateIndex of its presence. A new CreateIndex is a new session.
+    pub(super) peers_since: BTreeMap<FarmName, (Duration, Index)>,
 }
 
 /// State of one Consul session.

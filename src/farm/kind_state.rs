@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -36,12 +35,14 @@ pub(super) struct KindState {
     /// See [`super::record_task::RecordTask::turns`].
     pub(super) turns: Arc<Semaphore>,
     pub(super) claiming: BTreeSet<RecordId>,
-    pub(super) barred: BTreeMap<RecordId, Instant>,
+    /// Until when a record must not be claimed: time since the farm's start.
+    pub(super) barred: BTreeMap<RecordId, Duration>,
     /// Refused claims in a row, by record without an owner.
     pub(super) refused: BTreeMap<RecordId, u32>,
     /// Records that have had an owner, so the store may hold more than the record.
     pub(super) had_owner: BTreeSet<RecordId>,
-    pub(super) unowned_since: BTreeMap<RecordId, Instant>,
+    /// Time since the farm's start.
+    pub(super) unowned_since: BTreeMap<RecordId, Duration>,
     pub(super) unusable: BTreeSet<RecordId>,
     /// Its locks and labels are being read again, because Consul refused a transaction based on them.
     pub(super) is_doubted: bool,
@@ -141,7 +142,7 @@ impl KindState {
     }
 
     /// Bars a record whose claim was refused, for longer each time.
-    pub(super) fn bar(&mut self, id: RecordId, now: Instant) {
+    pub(super) fn bar(&mut self, id: RecordId, now: Duration) {
         let times = self.refused.entry(id.clone()).or_default();
         let pause = backoff(BUSY_PAUSE, LONGEST_BUSY_PAUSE, *times);
         *times = times.saturating_add(1);
@@ -150,7 +151,7 @@ impl KindState {
 
     /// Updates what the claim plan reads: since when records have no owner, and which names are not valid.
     /// `left_behind` are names without a record that are claimed all the same.
-    pub(super) fn take_stock(&mut self, left_behind: &BTreeSet<RecordId>, now: Instant) {
+    pub(super) fn take_stock(&mut self, left_behind: &BTreeSet<RecordId>, now: Duration) {
         self.barred.retain(|_, until| *until > now);
         let seen = (self.records.snapshot(), self.locks.snapshot());
         let stocked =
@@ -173,7 +174,7 @@ impl KindState {
         records: &Records,
         locks: &Locks,
         left_behind: &BTreeSet<RecordId>,
-        now: Instant,
+        now: Duration,
     ) {
         let owned = |id: &RecordId| locks.0.get(id).is_some_and(|locks| locks.owner.is_some());
         self.unowned_since

@@ -30,7 +30,7 @@ const TIDYING: Duration = Duration::from_secs(2);
 
 impl FarmLoop<'_> {
     pub(super) fn plan_claims(&mut self, e: &mut SessionState) -> Option<Instant> {
-        let now = monotonic();
+        let now = self.uptime();
         let peers = self.peers.snapshot();
         self.peers_since.retain(|farm, _| peers.value.0.contains_key(farm));
         for (farm, peer) in &peers.value.0 {
@@ -40,7 +40,7 @@ impl FarmLoop<'_> {
             }
         }
         let since = self.peers_since.iter().map(|(farm, (at, _))| (farm.clone(), *at)).collect();
-        let mut again_at: Option<Instant> = None;
+        let mut again_at: Option<Duration> = None;
         for n in 0..self.states.len() {
             let state = &mut self.states[n];
             let (records, labels) = (state.records.snapshot(), state.labels.snapshot());
@@ -85,7 +85,11 @@ impl FarmLoop<'_> {
                 report.claims.insert(state.spec.name.to_owned(), state.running.len());
             }
         });
-        again_at
+        again_at.map(|at| self.started_at + at)
+    }
+
+    fn uptime(&self) -> Duration {
+        monotonic() - self.started_at
     }
 
     /// Executes a claim plan that was made from `labels`.
@@ -96,7 +100,7 @@ impl FarmLoop<'_> {
         plan: ClaimPlan,
         labels: &RecordLabels,
     ) {
-        let peers = self.peers.snapshot();
+        let (peers, now) = (self.peers.snapshot(), self.uptime());
         let state = &mut self.states[n];
         if !plan.claim.is_empty() || !plan.adopt.is_empty() {
             state.claiming.extend(plan.claim.iter().chain(&plan.adopt).cloned());
@@ -114,7 +118,7 @@ impl FarmLoop<'_> {
         }
         for (id, lock) in plan.stray {
             info!(kind = state.spec.name, record = %id, lock, "released an orphaned lock");
-            state.barred.insert(id.clone(), monotonic() + BUSY_PAUSE);
+            state.barred.insert(id.clone(), now + BUSY_PAUSE);
             let (claims, spec) = (e.claims.clone(), state.spec.clone());
             e.beside.push(Box::pin(async move {
                 Done::Parted(n, claims.release_stray(&spec, &id, &lock).await)
@@ -155,8 +159,8 @@ impl FarmLoop<'_> {
 
     /// Starts the tasks of records just claimed.
     pub(super) fn claimed(&mut self, e: &mut SessionState, n: usize, round: Round) {
+        let now = self.uptime();
         let state = &mut self.states[n];
-        let now = monotonic();
         for id in round.busy.into_iter().chain(round.unknown) {
             state.claiming.remove(&id);
             state.bar(id, now);
@@ -210,13 +214,14 @@ impl FarmLoop<'_> {
                 return;
             }
         };
+        let now = self.uptime();
         let state = &mut self.states[n];
         let Some(running) = state.running.remove(&id) else { return };
         match (running.parting, exit) {
             (Some(parting), _) if running.claim.is_live() => e.parted.push((n, id, parting)),
             (_, TaskExit::ClaimLost) if e.epoch.is_live() => {
                 warn!(kind = state.spec.name, record = %id, "the claim is lost");
-                state.barred.insert(id, monotonic() + BUSY_PAUSE);
+                state.barred.insert(id, now + BUSY_PAUSE);
                 self.farm.note(|report| report.claims_lost += 1);
                 // The cache may show the lock as held by this session for long, and the plan would adopt the record
                 // again.
@@ -247,9 +252,10 @@ impl FarmLoop<'_> {
         }
         let mut releases: BTreeMap<usize, Vec<Guarded>> = BTreeMap::new();
         let mut hand_overs: BTreeMap<(usize, FarmName, SessionId), Vec<Guarded>> = BTreeMap::new();
+        let until = self.uptime() + BUSY_PAUSE;
         for (n, id, parting) in e.parted.drain(..) {
             // Until the lock cache shows the new owner, the plan must not adopt the record again.
-            self.states[n].barred.insert(id.clone(), monotonic() + BUSY_PAUSE);
+            self.states[n].barred.insert(id.clone(), until);
             match parting {
                 LockRelease::Release(guard) => releases.entry(n).or_default().push((id, guard)),
                 LockRelease::HandOver(farm, to, guard) => {

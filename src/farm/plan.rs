@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::records::{Locks, Peers, RecordLabels, Records};
 use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::RecordId;
@@ -25,7 +23,7 @@ pub const SETTLED: Duration = Duration::from_secs(2);
 /// A lock that the cache does not show this long after it was taken is gone.
 pub const SURELY_SHOWN: Duration = Duration::from_secs(30);
 
-/// Input of [`plan`].
+/// Input of [`plan`]. Times are counted from the farm's start.
 pub struct ClaimsObserved<'a> {
     pub records: &'a Records,
     /// Names without a record that are claimed because something is left to clean up.
@@ -35,7 +33,7 @@ pub struct ClaimsObserved<'a> {
     /// The live farms. This one may be missing shortly after its start.
     pub peers: &'a Peers,
     /// Since when each farm has been seen without interruption.
-    pub peers_since: &'a BTreeMap<FarmName, Instant>,
+    pub peers_since: &'a BTreeMap<FarmName, Duration>,
     pub me: &'a FarmName,
     pub session: &'a SessionId,
     /// Which records it claims.
@@ -43,14 +41,14 @@ pub struct ClaimsObserved<'a> {
     /// Records whose tasks run here.
     pub held: &'a BTreeSet<RecordId>,
     /// Records that it must not claim before this time: the claim was just refused, or the name is not valid.
-    pub barred: &'a BTreeMap<RecordId, Instant>,
+    pub barred: &'a BTreeMap<RecordId, Duration>,
     /// Since when each record has been seen without an owner, or when this farm claimed it.
-    pub unowned_since: &'a BTreeMap<RecordId, Instant>,
+    pub unowned_since: &'a BTreeMap<RecordId, Duration>,
     /// The locks are being read again. Until then no lock is adopted.
     pub doubtful: bool,
     /// The records are untrusted (mass deletion guard): nothing is released because its record is missing.
     pub suspicious: bool,
-    pub now: Instant,
+    pub now: Duration,
 }
 
 /// Result of [`plan`].
@@ -70,11 +68,11 @@ pub struct ClaimPlan {
     /// Other locks (record, name of the lock) that this session holds on records that it does not own: release them.
     pub stray: Vec<(RecordId, String)>,
     /// Plan again at this time at the latest.
-    pub again_at: Option<Instant>,
+    pub again_at: Option<Duration>,
 }
 
 impl ClaimPlan {
-    fn look_again(&mut self, at: Instant) {
+    fn look_again(&mut self, at: Duration) {
         self.again_at = Some(self.again_at.map_or(at, |then| then.min(at)));
     }
 }

@@ -106,6 +106,7 @@ impl Farm {
             doorbells,
             states,
             caches,
+            started_at: monotonic(),
             peers_since: BTreeMap::new(),
         };
         let stop = shutdown.child_token();

@@ -1,7 +1,6 @@
 use super::super::records::{PeerFarm, Record, RecordLocks};
 use super::*;
 use rcfarm_api::Index;
-use rcfarm_store::time::monotonic;
 use rcfarm_store::{Versioned, VersionedIndex};
 use std::sync::Arc;
 
@@ -10,15 +9,15 @@ struct Fixture {
     labels: RecordLabels,
     locks: Locks,
     peers: Peers,
-    peers_since: BTreeMap<FarmName, Instant>,
+    peers_since: BTreeMap<FarmName, Duration>,
     held: BTreeSet<RecordId>,
-    barred: BTreeMap<RecordId, Instant>,
-    unowned_since: BTreeMap<RecordId, Instant>,
+    barred: BTreeMap<RecordId, Duration>,
+    unowned_since: BTreeMap<RecordId, Duration>,
     selector: Selector,
     doubtful: bool,
     suspicious: bool,
     left_behind: BTreeSet<RecordId>,
-    now: Instant,
+    now: Duration,
 }
 
 fn id(n: usize) -> RecordId {
@@ -27,7 +26,7 @@ fn id(n: usize) -> RecordId {
 
 impl Fixture {
     fn new(records: usize, farms: &[&str]) -> Fixture {
-        let now = monotonic();
+        let now = Duration::from_secs(3_600);
         let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
         let peer = |name: &&str| {
             let value = PeerFarm {

@@ -12,7 +12,6 @@ use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_api::labels::Selector;
 use rcfarm_store::Versioned;
-use tokio::time::Instant;
 
 const SELECTORS: [&str; 3] = ["", "tier=web", "tier!=web"];
 
@@ -78,18 +77,18 @@ struct View {
     labels: RecordLabels,
     locks: Locks,
     peers: Peers,
-    peers_since: BTreeMap<FarmName, Instant>,
+    peers_since: BTreeMap<FarmName, Duration>,
     held: BTreeSet<RecordId>,
-    barred: BTreeMap<RecordId, Instant>,
-    unowned_since: BTreeMap<RecordId, Instant>,
+    barred: BTreeMap<RecordId, Duration>,
+    unowned_since: BTreeMap<RecordId, Duration>,
     selectors: Vec<Selector>,
     suspicious: bool,
-    now: Instant,
+    now: Duration,
 }
 
 impl World {
     fn view(&self) -> View {
-        let now = Instant::now() + Duration::from_secs(3_600);
+        let now = Duration::from_secs(3_600);
         let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
         let selectors: Vec<Selector> =
             self.farms.iter().map(|(s, ..)| SELECTORS[*s].parse().unwrap()).collect();

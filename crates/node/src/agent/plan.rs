@@ -1,16 +1,15 @@
 //! Next actions of the agent. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-
-use tokio::time::Instant;
+use std::time::Duration;
 
 use rcfarm_api::ids::PodId;
 
 /// State of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentPodState {
-    /// To be started at this moment or later.
-    Waiting(Instant),
+    /// To be started at this time since the agent's start, or later.
+    Waiting(Duration),
     /// The driver is starting it.
     Starting,
     Running,
@@ -63,8 +62,8 @@ pub struct AgentObserved<'a> {
     pub pods: &'a BTreeMap<PodId, AgentPod>,
     /// Whether the agent's session is live.
     pub has_lease: bool,
-    /// The current time.
-    pub now: Instant,
+    /// Time since the agent's start.
+    pub now: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +87,7 @@ pub struct AgentPlan {
     /// Actions in the order of execution.
     pub actions: Vec<AgentAction>,
     /// When the next restart pause ends: plan again then, even without an event.
-    pub again_at: Option<Instant>,
+    pub again_at: Option<Duration>,
 }
 
 /// Compares the intended pods with those of the agent. A pod whose hash changed is stopped, then accepted again. A pod

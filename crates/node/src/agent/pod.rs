@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 
 use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health::HealthVerdict;
@@ -96,7 +95,7 @@ const CANNOT_START_AFTER: u32 = 3;
 
 impl PodTask {
     /// An intended pod whose processes wait for their start.
-    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Instant) -> PodTask {
+    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Duration) -> PodTask {
         let spec = match Manifest::parse(&intended.manifest) {
             Ok(manifest) if *manifest.id() != id => {
                 Err(format!("the manifest says id {}, but the intent is for {id}", manifest.id()))
@@ -215,7 +214,7 @@ impl PodTask {
     }
 
     /// Adopts what the previous agent left of a process.
-    pub(super) fn adopt(&mut self, name: &str, found: FoundProcess, now: Instant) {
+    pub(super) fn adopt(&mut self, name: &str, found: FoundProcess, now: Duration) {
         match found {
             FoundProcess::Running(running) => self.started(name, running),
             FoundProcess::Exited(exit) => self.ended(name, exit, now),
@@ -234,7 +233,7 @@ impl PodTask {
     }
 
     /// Notes that a process ended or could not be started, and when it is started again.
-    pub(super) fn ended(&mut self, name: &str, exit: ProcessExit, now: Instant) {
+    pub(super) fn ended(&mut self, name: &str, exit: ProcessExit, now: Duration) {
         // Without a spec it was started by an agent that could run it, and cannot be started again.
         let policy = self.process_spec(name).map(|spec| spec.restart);
         let Some(process) = self.processes.get_mut(name) else { return };
@@ -255,7 +254,7 @@ impl PodTask {
         let pause = policy.pause(exit, process.failures.saturating_sub(1));
         process.state = match pause {
             Some(_) if was_stopped => AgentPodState::Waiting(now),
-            Some(pause) => AgentPodState::Waiting(later(now, pause)),
+            Some(pause) => AgentPodState::Waiting(now.saturating_add(pause)),
             None => AgentPodState::Ended,
         };
     }
@@ -469,12 +468,6 @@ impl PodTask {
             message,
         }
     }
-}
-
-/// The moment `pause` after `now`; `now` if the clock cannot express it. Manifests are checked for that
-/// ([`rcfarm_api::manifest::LONGEST_DURATION`]).
-fn later(now: Instant, pause: Duration) -> Instant {
-    now.checked_add(pause).unwrap_or(now)
 }
 
 /// `(uid, gid)` of a user: a name in `/etc/passwd`, or numbers as `uid` or `uid:gid`.

@@ -31,6 +31,8 @@ use rcfarm_store::{Env, panic_text};
 
 /// The pods of this node and what is needed to run them.
 pub(super) struct NodePods {
+    /// When the agent started. Plans count time from it.
+    pub(super) started_at: Instant,
     pub(super) env: Env,
     pub(super) settings: Arc<AgentSettings>,
     pub(super) driver: Arc<dyn Driver>,
@@ -44,9 +46,14 @@ pub(super) struct NodePods {
 const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl NodePods {
+    /// Time since the agent's start.
+    pub(super) fn uptime(&self) -> Duration {
+        monotonic() - self.started_at
+    }
+
     /// Adopts the processes that the previous agent left running.
     pub(super) async fn adopt(&mut self) {
-        let now = monotonic();
+        let now = self.uptime();
         for (id, stored) in self.data.pods() {
             self.insert(id.clone(), stored.into(), now);
             let names = self.by_id.get_mut(&id).map(|pod| pod.launchables(&self.data));
@@ -64,7 +71,7 @@ impl NodePods {
         }
     }
 
-    fn adopt_process(&mut self, id: &PodId, name: &str, found: FoundProcess, now: Instant) {
+    fn adopt_process(&mut self, id: &PodId, name: &str, found: FoundProcess, now: Duration) {
         let Some(pod) = self.by_id.get_mut(id) else { return };
         let is_running = matches!(found, FoundProcess::Running(_));
         pod.adopt(name, found, now);
@@ -75,7 +82,8 @@ impl NodePods {
 
     pub(super) fn accept(&mut self, id: PodId, intended: Intended) {
         info!(pod = %id, "pod accepted");
-        let pod = self.insert(id.clone(), intended, monotonic());
+        let now = self.uptime();
+        let pod = self.insert(id.clone(), intended, now);
         if let Err(why) = &pod.spec {
             warn!(pod = %id, why, "pod cannot be run");
             let stored = pod.stored();
@@ -85,7 +93,7 @@ impl NodePods {
     }
 
     /// Reads the manifest of a pod. If that panics, the pod has a status that says so, and no processes.
-    fn insert(&mut self, id: PodId, intended: Intended, now: Instant) -> &PodTask {
+    fn insert(&mut self, id: PodId, intended: Intended, now: Duration) -> &PodTask {
         let read = AssertUnwindSafe(|| PodTask::new(id.clone(), intended.clone(), &self.data, now));
         let pod = catch_unwind(read).unwrap_or_else(|panic| {
             PodTask::unfit(id.clone(), intended, alert(&id, &panic_text(panic.as_ref())))
@@ -177,6 +185,7 @@ impl NodePods {
     }
 
     pub(super) fn started(&mut self, id: &PodId, name: &str, started: Result<Started, String>) {
+        let now = self.uptime();
         let Some(pod) = self.by_id.get_mut(id) else { return };
         match started {
             Ok(running) => {
@@ -192,15 +201,16 @@ impl NodePods {
                 warn!(pod = %id, launchable = name, why, "process cannot be started");
                 let at = self.env.clock.wall();
                 let exit = ProcessExit { at, ..ProcessExit::unknown(&why) };
-                pod.ended(name, exit, monotonic());
+                pod.ended(name, exit, now);
             }
         }
     }
 
     pub(super) fn exited(&mut self, id: &PodId, name: &str, exit: ProcessExit) {
+        let now = self.uptime();
         let Some(pod) = self.by_id.get_mut(id) else { return };
         info!(pod = %id, launchable = name, exit = exit.in_words(), "process ended");
-        let ended = catch_unwind(AssertUnwindSafe(|| pod.ended(name, exit, monotonic())));
+        let ended = catch_unwind(AssertUnwindSafe(|| pod.ended(name, exit, now)));
         if let Err(panic) = ended {
             self.panicked(id, Some(name), &panic_text(panic.as_ref()));
         }

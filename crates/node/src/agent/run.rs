@@ -72,7 +72,7 @@ impl Agent {
         let reporter = Reporter::new(env.clone(), settings.clone(), data.clone(), events.clone());
         let (tasks, by_id) = (Tasks::default(), BTreeMap::new());
         let mut agent = AgentLoop {
-            pods: NodePods { env, settings, driver, data, events, tasks, by_id },
+            pods: NodePods { started_at: monotonic(), env, settings, driver, data, events, tasks, by_id },
             reporter,
             intents: None,
             presence: None,
@@ -246,7 +246,7 @@ impl AgentLoop {
         loop {
             let plan = self.plan();
             if plan.actions.is_empty() {
-                return plan.again_at;
+                return plan.again_at.and_then(|at| self.pods.started_at.checked_add(at));
             }
             for action in plan.actions {
                 self.execute(action);
@@ -270,7 +270,7 @@ impl AgentLoop {
             guarded: self.intents.as_ref().map_or(&none, |intents| &intents.guarded),
             pods: &pods,
             has_lease: self.presence.as_ref().is_some_and(|p| p.claim.epoch().is_live()),
-            now: monotonic(),
+            now: self.pods.uptime(),
         })
     }
 

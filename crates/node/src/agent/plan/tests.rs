@@ -1,9 +1,6 @@
-use std::time::Duration;
-
 use proptest::prelude::*;
 
 use super::*;
-use rcfarm_store::time::monotonic;
 
 fn id(n: u8) -> PodId {
     format!("p{n}").parse().unwrap()
@@ -19,7 +16,7 @@ fn decide(
     guarded: &[u8],
     pods: &[(u8, AgentPod)],
     has_lease: bool,
-    now: Instant,
+    now: Duration,
 ) -> AgentPlan {
     let intents: Option<BTreeMap<PodId, u64>> =
         intents.map(|intents| intents.iter().map(|(n, hash)| (id(*n), *hash)).collect());
@@ -32,7 +29,7 @@ fn decide(
 #[test]
 fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
     use AgentAction::{Accept, Forget, Start, Stop};
-    let now = monotonic();
+    let now = Duration::from_secs(3_600);
     let due = AgentPodState::Waiting(now);
     let first = || "0".to_owned();
     let actions =
@@ -63,7 +60,7 @@ fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
 
 #[test]
 fn plan_waits_for_backoff_and_for_single_instance_lease() {
-    let now = monotonic();
+    let now = Duration::from_secs(3_600);
     let (soon, later) = (now + Duration::from_secs(1), now + Duration::from_secs(2));
     let waiting = pod(7, &[AgentPodState::Waiting(later), AgentPodState::Waiting(soon)]);
     let plan = decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now);
@@ -101,7 +98,7 @@ proptest! {
         ),
         has_lease: bool,
     ) {
-        let now = monotonic();
+        let now = Duration::from_secs(3_600);
         let states = [
             AgentPodState::Waiting(now), AgentPodState::Starting, AgentPodState::Running, AgentPodState::Stopping,
             AgentPodState::Ended, AgentPodState::Unfit,
