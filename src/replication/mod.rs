@@ -31,6 +31,7 @@ mod events;
 mod failpoints;
 mod interests;
 pub mod kind;
+mod observe;
 pub mod plan;
 mod statuses;
 mod transfer;
