@@ -1,12 +1,16 @@
 //! Nodes, services and checks: as much of the catalog as sessions and health reads need
 //! (`consul-semantics.md` §8).
 
+mod registration;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use rcfarm_store::{Index, ServiceHealth, TtlService};
+pub(super) use registration::CatalogChange;
+pub use registration::{CheckRegistration, NodeRegistration};
 
 /// The gossip check that every agent's node has; it always passes here.
 pub(super) const SERF_HEALTH: &str = "serfHealth";
@@ -46,10 +50,18 @@ impl Status {
 /// A node in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogNode {
+    /// UUID; empty for an external node that was registered without one.
+    pub id: String,
     /// IP address or host name.
     pub address: String,
+    /// `TaggedAddresses`.
+    pub tagged_addresses: BTreeMap<String, String>,
+    /// `Meta`, for clients.
+    pub meta: BTreeMap<String, String>,
     /// Index of registration.
     pub create_index: Index,
+    /// Index of the last change.
+    pub modify_index: Index,
 }
 
 /// A service instance.
@@ -78,6 +90,8 @@ pub struct CatalogCheck {
     pub name: String,
     /// Current state.
     pub status: Status,
+    /// Note of whoever registered it.
+    pub notes: String,
     /// Note of the last update.
     pub output: String,
     /// Id and name of the check's service; `None`: a check of the node.
@@ -144,6 +158,15 @@ impl From<&TtlService> for ServiceRequest {
             }],
         }
     }
+}
+
+/// Id of an agent's node. It is derived from the name, so that runs repeat exactly.
+pub(super) fn node_id(name: &str) -> String {
+    let mut bytes = [0; 16];
+    for (at, byte) in name.bytes().enumerate() {
+        bytes[at % 16] = (bytes[at % 16] ^ byte).rotate_left(3);
+    }
+    uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()
 }
 
 type OnNode = (String, String);
@@ -237,6 +260,12 @@ impl Catalog {
         self.newest_node
     }
 
+    /// The index of the service table.
+    #[must_use]
+    pub fn services_index(&self) -> Index {
+        self.newest_service
+    }
+
     /// The index of the check table.
     #[must_use]
     pub fn check_index(&self) -> Index {
@@ -250,11 +279,21 @@ impl Catalog {
     }
 
     pub(super) fn add_agent(&mut self, name: &str, index: Index) {
-        let node = CatalogNode { address: "127.0.0.1".to_owned(), create_index: index };
+        let address = "127.0.0.1".to_owned();
+        let tagged = ["lan", "wan"].map(|tag| (tag.to_owned(), address.clone()));
+        let node = CatalogNode {
+            id: node_id(name),
+            address,
+            tagged_addresses: tagged.into(),
+            meta: [("consul-network-segment".to_owned(), String::new())].into(),
+            create_index: index,
+            modify_index: index,
+        };
         self.nodes.insert(name.to_owned(), node);
         let check = CatalogCheck {
             name: "Serf Health Status".to_owned(),
             status: Status::Passing,
+            notes: String::new(),
             output: "Agent alive and reachable".to_owned(),
             service: None,
             ttl: None,
@@ -306,6 +345,7 @@ impl Catalog {
         let mut check = CatalogCheck {
             name: wanted.name.clone(),
             status: old.map_or(wanted.status, |c| c.status),
+            notes: String::new(),
             output: old.map(|c| c.output.clone()).unwrap_or_default(),
             service: Some((service.id.clone(), service.name.clone())),
             ttl: Some(wanted.ttl),

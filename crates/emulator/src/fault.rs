@@ -27,6 +27,8 @@ pub enum Request<'a> {
     RegisterService(&'a ServiceRequest),
     DeregisterService(&'a str),
     BeatCheck(&'a str),
+    /// Writes of the catalog's own endpoints.
+    ChangeCatalog,
     Leader,
 }
 
@@ -42,7 +44,8 @@ impl Request<'_> {
             | Request::DestroySession(_)
             | Request::RegisterService(_)
             | Request::DeregisterService(_)
-            | Request::BeatCheck(_) => true,
+            | Request::BeatCheck(_)
+            | Request::ChangeCatalog => true,
             _ => false,
         }
     }

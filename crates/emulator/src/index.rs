@@ -51,7 +51,7 @@ impl Tables {
             Subject::Service(name) => self.catalog.service_index(name),
             Subject::Checks => self.catalog.check_index(),
             Subject::Nodes => self.catalog.node_index(),
-            Subject::Services => self.catalog.index(),
+            Subject::Services => self.catalog.services_index(),
         };
         index.max(Index(1))
     }

@@ -50,7 +50,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 pub use catalog::{
-    Catalog, CatalogCheck, CatalogNode, CheckRequest, Service, ServiceRequest, Status,
+    Catalog, CatalogCheck, CatalogNode, CheckRegistration, CheckRequest, NodeRegistration, Service,
+    ServiceRequest, Status,
 };
 pub use fault::{Fate, FaultOutcome, Faults, Request};
 pub use index::{Subject, Tables};

@@ -1,9 +1,9 @@
 //! The state machine. The caller passes the time; nothing happens between calls. Each write gets an index.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::catalog::{Catalog, ServiceRequest, Status};
+use super::catalog::{Catalog, CatalogChange, NodeRegistration, ServiceRequest, Status};
 use super::index::Tables;
 use super::kv::KvChange;
 use super::session::{self, Ending, Session, SessionChange, SessionRequest};
@@ -31,8 +31,8 @@ pub struct Applied {
     pub changes: Vec<KvChange>,
     /// Created and ended sessions.
     pub sessions: Vec<SessionChange>,
-    /// The service that was registered, removed, or changed its health.
-    pub service: Option<String>,
+    /// Services with other instances or another health.
+    pub services: BTreeSet<String>,
 }
 
 /// What led to a write.
@@ -42,7 +42,7 @@ pub enum Cause {
     Kv(Vec<KvOp>),
     /// A session was created, destroyed, or expired.
     Session,
-    /// A service or check changed, and sessions may have ended with it. Without a service: a new node.
+    /// A node, service or check changed, and sessions may have ended with it.
     Catalog,
     /// Old tombstones were removed.
     Reap,
@@ -114,7 +114,10 @@ impl Model {
         }
         let index = self.take_index();
         self.tables.catalog.add_agent(node, index);
-        ModelStep { reply: (), applied: Some(self.catalog_applied(now, index, None, &[])) }
+        ModelStep {
+            reply: (),
+            applied: Some(self.catalog_applied(now, index, BTreeSet::new(), &[])),
+        }
     }
 
     /// Fires the earliest timer that is due by `now`, at its own time. `None`: none is due.
@@ -225,7 +228,14 @@ impl Model {
         }
         self.schedule_reap(now, index, &changes);
         let cause = Cause::Kv(ops);
-        Some(Applied { index, at: now, cause, changes, sessions: Vec::new(), service: None })
+        Some(Applied {
+            index,
+            at: now,
+            cause,
+            changes,
+            sessions: Vec::new(),
+            services: BTreeSet::new(),
+        })
     }
 
     // ---- sessions -----------------------------------------------------------------------------------
@@ -255,7 +265,7 @@ impl Model {
             cause: Cause::Session,
             changes: Vec::new(),
             sessions: vec![SessionChange::Created(session)],
-            service: None,
+            services: BTreeSet::new(),
         };
         ModelStep { reply: Ok(id), applied: Some(applied) }
     }
@@ -276,7 +286,14 @@ impl Model {
         let index = self.take_index();
         self.tables.sessions.get(id)?;
         let (changes, sessions) = self.end_sessions(at, index, std::slice::from_ref(id), why);
-        Some(Applied { index, at, cause: Cause::Session, changes, sessions, service: None })
+        Some(Applied {
+            index,
+            at,
+            cause: Cause::Session,
+            changes,
+            sessions,
+            services: BTreeSet::new(),
+        })
     }
 
     /// Ends sessions within one write, and releases or deletes their keys.
@@ -337,7 +354,7 @@ impl Model {
         self.tables.index = index;
         ModelStep {
             reply: (),
-            applied: Some(self.catalog_applied(now, index, Some(&request.name), &[])),
+            applied: Some(self.catalog_applied(now, index, [request.name.clone()].into(), &[])),
         }
     }
 
@@ -364,7 +381,7 @@ impl Model {
         };
         ModelStep {
             reply: true,
-            applied: Some(self.catalog_applied(now, index, Some(&service), &doomed)),
+            applied: Some(self.catalog_applied(now, index, [service].into(), &doomed)),
         }
     }
 
@@ -378,25 +395,71 @@ impl Model {
 
     /// Removes a service and its checks from a node's agent. `false`: it has no such service.
     pub fn deregister(&mut self, now: Duration, node: &str, id: &str) -> ModelStep<bool> {
-        let index = self.tables.index.next();
-        let Some((name, checks)) = self.tables.catalog.deregister(node, id, index) else {
-            return ModelStep::unchanged(false);
-        };
-        self.tables.index = index;
-        for check in &checks {
-            let (node, check) = (node.to_owned(), check.clone());
-            self.timers.clear(&Timer::Check { node, check });
-        }
-        self.timers.clear(&Timer::Forget { node: node.to_owned(), service: id.to_owned() });
-        let doomed = self.attached(node, &checks);
-        ModelStep {
-            reply: true,
-            applied: Some(self.catalog_applied(now, index, Some(&name), &doomed)),
+        match id {
+            "" => ModelStep::unchanged(false),
+            id => self.deregister_node(now, node, id, ""),
         }
     }
 
+    /// Registers a node, and a service and checks on it, in the catalog itself.
+    pub fn register_node(
+        &mut self,
+        now: Duration,
+        request: &NodeRegistration,
+    ) -> ModelStep<Result<(), StoreError>> {
+        let index = self.tables.index.next();
+        match self.tables.catalog.register_node(request, index) {
+            Err(why) => ModelStep::unchanged(Err(session::refused(why))),
+            Ok(change) => {
+                let step = self.catalog_changed(now, &request.node, index, &change);
+                ModelStep { reply: Ok(()), applied: step.applied }
+            }
+        }
+    }
+
+    /// Removes a service of a node with its checks from the catalog; without one, a check; without either, the node with
+    /// everything on it and its sessions. `false`: it is not there. An agent's node does not come back, other than in
+    /// Consul, whose servers add it again.
+    pub fn deregister_node(
+        &mut self,
+        now: Duration,
+        node: &str,
+        service: &str,
+        check: &str,
+    ) -> ModelStep<bool> {
+        let index = self.tables.index.next();
+        let change = self.tables.catalog.deregister_node(node, service, check, index);
+        self.catalog_changed(now, node, index, &change)
+    }
+
+    fn catalog_changed(
+        &mut self,
+        now: Duration,
+        node: &str,
+        index: Index,
+        change: &CatalogChange,
+    ) -> ModelStep<bool> {
+        if !change.changed {
+            return ModelStep::unchanged(false);
+        }
+        self.tables.index = index;
+        let (checks, services) = &change.gone;
+        for check in checks {
+            self.timers.clear(&Timer::Check { node: node.to_owned(), check: check.clone() });
+        }
+        for service in services {
+            self.timers.clear(&Timer::Forget { node: node.to_owned(), service: service.clone() });
+        }
+        let doomed = self.attached(node, &change.failed_checks);
+        let applied = self.catalog_applied(now, index, change.services.clone(), &doomed);
+        ModelStep { reply: true, applied: Some(applied) }
+    }
+
+    /// Sessions of a node that need one of the checks; all of them if the node is gone.
     fn attached(&self, node: &str, checks: &[String]) -> Vec<SessionId> {
-        let needs_one = |s: &&Session| s.node == node && checks.iter().any(|c| s.needs(c));
+        let is_gone = self.tables.catalog.node(node).is_none();
+        let needs_one =
+            |s: &&Session| s.node == node && (is_gone || checks.iter().any(|c| s.needs(c)));
         self.tables.sessions.all().filter(needs_one).map(|s| s.id.clone()).collect()
     }
 
@@ -404,12 +467,11 @@ impl Model {
         &mut self,
         at: Duration,
         index: Index,
-        service: Option<&str>,
+        services: BTreeSet<String>,
         doomed: &[SessionId],
     ) -> Applied {
         let (changes, sessions) = self.end_sessions(at, index, doomed, Ending::CheckFailed);
-        let service = service.map(str::to_owned);
-        Applied { index, at, cause: Cause::Catalog, changes, sessions, service }
+        Applied { index, at, cause: Cause::Catalog, changes, sessions, services }
     }
 
     /// Restarts the timers of a check: its TTL, and the deregistration of its service while critical.
@@ -460,7 +522,7 @@ impl Model {
             self.timers.set(Timer::Reap, *next);
         }
         let (changes, sessions) = (Vec::new(), Vec::new());
-        Applied { index, at, cause: Cause::Reap, changes, sessions, service: None }
+        Applied { index, at, cause: Cause::Reap, changes, sessions, services: BTreeSet::new() }
     }
 
     /// Restores the keys and sessions of an older state with their old indexes. The Raft index does not decrease. TTLs
@@ -490,7 +552,7 @@ impl Model {
             .collect();
         let (changes, sessions) = self.end_sessions(now, index, &doomed, Ending::CheckFailed);
         let cause = Cause::Restore;
-        (replaced, Applied { index, at: now, cause, changes, sessions, service: None })
+        (replaced, Applied { index, at: now, cause, changes, sessions, services: BTreeSet::new() })
     }
 
     fn is_failing(&self, session: &Session) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::catalog::{ServiceRequest, Status};
+use super::catalog::{NodeRegistration, ServiceRequest, Status};
 use super::fault::{FaultOutcome, Request};
 use super::index::Subject;
 use super::model::MAX_VALUE;
@@ -101,6 +101,25 @@ impl Emulator {
         let fate = self.fate(&Request::DeregisterService(id));
         let (node, id) = (self.node.clone(), id.to_owned());
         self.write(fate, move |model, now| model.deregister(now, &node, &id)).await
+    }
+
+    pub(super) async fn register_node(&self, request: NodeRegistration) -> Result<(), StoreError> {
+        let fate = self.fate(&Request::ChangeCatalog);
+        self.write(fate, move |model, now| model.register_node(now, &request)).await?
+    }
+
+    /// Removes a service or a check of a node, or the node.
+    pub(super) async fn deregister_node(
+        &self,
+        node: String,
+        service: String,
+        check: String,
+    ) -> Result<(), StoreError> {
+        let fate = self.fate(&Request::ChangeCatalog);
+        let act = move |model: &mut super::Model, now| {
+            model.deregister_node(now, &node, &service, &check)
+        };
+        self.write(fate, act).await.map(|_| ())
     }
 
     /// Updates a TTL check of this agent. `false`: the agent has no such check.

@@ -92,10 +92,12 @@ impl Watchers {
             due.extend(other(Subject::Sessions));
         }
         if applied.cause == Cause::Catalog {
-            let one = applied.service.clone().map_or(Subject::Nodes, Subject::Service);
-            due.extend(other(one));
-            due.extend(other(Subject::Checks));
-            due.extend(other(Subject::Services));
+            for service in &applied.services {
+                due.extend(other(Subject::Service(service.clone())));
+            }
+            for table in [Subject::Nodes, Subject::Checks, Subject::Services] {
+                due.extend(other(table));
+            }
         }
         due.iter().filter_map(|id| self.all.get(id)).for_each(|w| w.wake.notify_one());
     }

@@ -9,9 +9,11 @@ use serde_json::{Map, Value, json as value};
 
 use super::answer::json;
 use super::body::{self, BodyFields};
-use super::catalog::{check_shown, node_id, service_shown};
+use super::catalog::{check_shown, service_shown};
 use super::parsed_request::ParsedRequest;
 use super::refusal::HttpRefusal;
+use super::registration;
+use crate::catalog::node_id;
 use crate::{CheckRequest, Emulator, LEADER, MAX_VALUE, ServiceRequest, Status, duration};
 use rcfarm_store::Reader;
 
@@ -56,7 +58,7 @@ async fn update_check(
                 let mut fields = BodyFields::of(body.json()?)?;
                 Ok((fields.text("Status")?, fields.text("Output")?))
             };
-            let (status, output) = decode().map_err(undecodable)?;
+            let (status, output) = decode().map_err(HttpRefusal::undecodable)?;
             let bad = || HttpRefusal::bad_request(format!("Invalid check status: '{status}'"));
             (Status::parse(&status).ok_or_else(bad)?, output)
         }
@@ -68,14 +70,10 @@ async fn update_check(
     Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, text))
 }
 
-fn undecodable(why: String) -> HttpRefusal {
-    HttpRefusal::bad_request(format!("Request decode failed: {why}"))
-}
-
 // ---- registration ------------------------------------------------------------------------------------
 
 fn service_request(body: &body::Body) -> Result<ServiceRequest, HttpRefusal> {
-    let (service, checks) = service_fields(body).map_err(undecodable)?;
+    let (service, checks) = service_fields(body).map_err(HttpRefusal::undecodable)?;
     if service.name.is_empty() {
         return Err(HttpRefusal::bad_request("Missing service name"));
     }
@@ -94,8 +92,6 @@ fn service_request(body: &body::Body) -> Result<ServiceRequest, HttpRefusal> {
 
 fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<BodyFields>), String> {
     let mut fields = BodyFields::of(body.json()?)?;
-    let name = fields.text("Name")?;
-    let id = Some(fields.text("ID")?).filter(|id| !id.is_empty()).unwrap_or_else(|| name.clone());
     let one = fields.take("Check").map(BodyFields::of).transpose()?;
     let many = match fields.take("Checks") {
         None => Vec::new(),
@@ -104,21 +100,7 @@ fn service_fields(body: &body::Body) -> Result<(ServiceRequest, Vec<BodyFields>)
         }
         Some(other) => return Err(body::unfit(&other, "Checks", "structs.CheckTypes")),
     };
-    let service = ServiceRequest {
-        id,
-        name,
-        meta: fields.map("Meta")?,
-        tags: fields.texts("Tags")?.unwrap_or_default(),
-        address: fields.text("Address")?,
-        port: u16::try_from(fields.number("Port")?)
-            .map_err(|_| "Port is above 65535".to_owned())?,
-        checks: Vec::new(),
-    };
-    // Accepted but not modelled: nothing reads these fields.
-    for ignored in ["EnableTagOverride", "Weights", "TaggedAddresses", "Kind", "Token", "Namespace"]
-    {
-        fields.take(ignored);
-    }
+    let service = registration::service(&mut fields, "Name")?;
     fields.end()?;
     Ok((service, one.into_iter().chain(many).filter(|check| !check.is_empty()).collect()))
 }
@@ -128,7 +110,7 @@ fn check_request(
     default_id: String,
     default_name: String,
 ) -> Result<CheckRequest, HttpRefusal> {
-    let status = check.text("Status").map_err(undecodable)?;
+    let status = check.text("Status").map_err(HttpRefusal::undecodable)?;
     let decode = || {
         let or = |text: String, default: String| if text.is_empty() { default } else { text };
         let request = CheckRequest {
@@ -146,13 +128,15 @@ fn check_request(
         }
         Ok(request)
     };
-    let request = decode().map_err(undecodable)?;
+    let request = decode().map_err(HttpRefusal::undecodable)?;
     if !status.is_empty() && Status::parse(&status).is_none() {
         return Err(HttpRefusal::bad_request(
             "Status for checks must 'passing', 'warning', 'critical'",
         ));
     }
-    check.end().map_err(|why| undecodable(format!("{why} (only TTL checks are modelled)")))?;
+    check
+        .end()
+        .map_err(|why| HttpRefusal::undecodable(format!("{why} (only TTL checks are modelled)")))?;
     if request.ttl.is_zero() {
         return Err(HttpRefusal::bad_request(
             "Invalid check: TTL must be > 0 (only TTL checks are modelled)",

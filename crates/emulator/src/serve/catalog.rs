@@ -1,9 +1,10 @@
 //! `/v1/health/` and `/v1/catalog/`.
 
+use std::collections::BTreeMap;
+
 use axum::http::HeaderValue;
 use axum::response::Response;
 use serde_json::{Map, Value, json as value};
-use uuid::Uuid;
 
 use super::answer::{at, json};
 use super::parsed_request::ParsedRequest;
@@ -18,7 +19,7 @@ pub(super) async fn answer(
     if parsed.what == "catalog/datacenters" {
         return json(parsed, &["dc1"]);
     }
-    parsed.without(&["filter", "tag", "node-meta"])?;
+    parsed.without(&["filter", "tag"])?;
     let name = parsed.name.to_owned();
     let subject = match parsed.what {
         "health/service/" | "health/checks/" | "catalog/service/" => Subject::Service(name),
@@ -36,74 +37,81 @@ pub(super) async fn answer(
 
 fn look(catalog: &Catalog, parsed: &ParsedRequest<'_>) -> Value {
     let name = parsed.name;
+    let meta = parsed.all("node-meta").map(|pair| pair.split_once(':').unwrap_or((pair, "")));
+    let meta: Vec<(&str, &str)> = meta.collect();
+    let fits = |node: &CatalogNode| {
+        meta.iter().all(|(key, value)| node.meta.get(*key).is_some_and(|v| v == value))
+    };
+    let on_fit = |node: &str| meta.is_empty() || catalog.node(node).is_some_and(fits);
     let checks = |wanted: &dyn Fn(&str, &CatalogCheck) -> bool| {
-        let found = catalog.checks().filter(|(node, _, check)| wanted(node, check));
+        let found = catalog.checks().filter(|(on, _, check)| wanted(on, check) && on_fit(on));
         found.map(|(node, id, check)| check_shown(node, id, check)).collect()
     };
+    let services = || catalog.services().filter(|(on, ..)| on_fit(on));
     match parsed.what {
-        "health/service/" => health(catalog, name, parsed.has("passing")),
+        "health/service/" => {
+            let passing = parsed.has("passing");
+            let found = services().filter(|(on, id, service)| {
+                let mut checks = catalog.checks_of(on, id);
+                service.name == name
+                    && (!passing || checks.all(|(_, c)| c.status == Status::Passing))
+            });
+            found.map(|instance| health(catalog, instance)).collect()
+        }
         "health/checks/" => {
             checks(&|_, check| check.service.as_ref().is_some_and(|(_, service)| service == name))
         }
         "health/node/" => checks(&|node, _| node == name),
         "health/state/" => checks(&|_, check| name == "any" || check.status.as_str() == name),
-        "catalog/nodes" => catalog.nodes().map(|(name, node)| node_shown(name, node)).collect(),
+        "catalog/nodes" => {
+            let found = catalog.nodes().filter(|(_, node)| fits(node));
+            found.map(|(name, node)| node_shown(name, node)).collect()
+        }
         "catalog/node/" => match catalog.node(name) {
             None => Value::Null,
             Some(node) => {
-                let services = catalog.services().filter(|(on, ..)| *on == name);
+                let services = services().filter(|(on, ..)| *on == name);
                 let services: Map<String, Value> =
                     services.map(|(_, id, s)| (id.to_owned(), service_shown(id, s))).collect();
                 value!({ "Node": node_shown(name, node), "Services": services })
             }
         },
         "catalog/services" => {
-            let mut tags = Map::from_iter([("consul".to_owned(), value!([]))]);
-            for (_, _, service) in catalog.services() {
+            let mut tags = Map::new();
+            if meta.is_empty() {
+                tags.insert("consul".to_owned(), value!([]));
+            }
+            for (_, _, service) in services() {
                 tags.insert(service.name.clone(), value!(service.tags));
             }
             Value::Object(tags)
         }
-        _ => catalog.services().filter(|(_, _, s)| s.name == name).map(instance).collect(),
+        _ => {
+            let found = services().filter(|(_, _, service)| service.name == name);
+            found.map(|instance| service_on_node(catalog, instance)).collect()
+        }
     }
 }
 
-fn health(catalog: &Catalog, name: &str, passing: bool) -> Value {
-    let found = catalog.services().filter(|(_, _, service)| service.name == name);
-    found
-        .filter(|(node, id, _)| {
-            !passing || catalog.checks_of(node, id).all(|(_, c)| c.status == Status::Passing)
-        })
-        .map(|(node, id, service)| {
-            let checks = catalog.checks_of(node, id).map(|(check, c)| check_shown(node, check, c));
-            value!({
-                "Node": catalog.node(node).map(|n| node_shown(node, n)),
-                "Service": service_shown(id, service),
-                "Checks": checks.collect::<Vec<_>>(),
-            })
-        })
-        .collect()
-}
-
-/// A node's id, derived from its name, so that runs repeat exactly.
-pub(super) fn node_id(name: &str) -> Uuid {
-    let mut bytes = [0; 16];
-    for (at, byte) in name.bytes().enumerate() {
-        bytes[at % 16] = (bytes[at % 16] ^ byte).rotate_left(3);
-    }
-    uuid::Builder::from_random_bytes(bytes).into_uuid()
+fn health(catalog: &Catalog, (node, id, service): (&str, &str, &Service)) -> Value {
+    let checks = catalog.checks_of(node, id).map(|(check, c)| check_shown(node, check, c));
+    value!({
+        "Node": catalog.node(node).map(|n| node_shown(node, n)),
+        "Service": service_shown(id, service),
+        "Checks": checks.collect::<Vec<_>>(),
+    })
 }
 
 fn node_shown(name: &str, node: &CatalogNode) -> Value {
     value!({
-        "ID": node_id(name),
+        "ID": node.id,
         "Node": name,
         "Address": node.address,
         "Datacenter": "dc1",
-        "TaggedAddresses": { "lan": node.address, "wan": node.address },
-        "Meta": {},
+        "TaggedAddresses": or_null(&node.tagged_addresses),
+        "Meta": or_null(&node.meta),
         "CreateIndex": node.create_index,
-        "ModifyIndex": node.create_index,
+        "ModifyIndex": node.modify_index,
     })
 }
 
@@ -122,13 +130,18 @@ pub(super) fn service_shown(id: &str, service: &Service) -> Value {
     })
 }
 
-fn instance((node, id, service): (&str, &str, &Service)) -> Value {
+fn or_null(map: &BTreeMap<String, String>) -> Option<&BTreeMap<String, String>> {
+    Some(map).filter(|map| !map.is_empty())
+}
+
+fn service_on_node(catalog: &Catalog, (node, id, service): (&str, &str, &Service)) -> Value {
+    let on = catalog.node(node);
     value!({
-        "ID": node_id(node),
+        "ID": on.map_or("", |on| &on.id),
         "Node": node,
-        "Address": "127.0.0.1",
+        "Address": on.map_or("", |on| &on.address),
         "Datacenter": "dc1",
-        "NodeMeta": {},
+        "NodeMeta": on.and_then(|on| or_null(&on.meta)),
         "ServiceID": id,
         "ServiceName": service.name,
         "ServiceTags": service.tags,
@@ -147,7 +160,7 @@ pub(super) fn check_shown(node: &str, id: &str, check: &CatalogCheck) -> Value {
         "CheckID": id,
         "Name": check.name,
         "Status": check.status,
-        "Notes": "",
+        "Notes": check.notes,
         "Output": check.output,
         "ServiceID": service_id,
         "ServiceName": service,

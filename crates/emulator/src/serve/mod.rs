@@ -6,12 +6,12 @@
 
 mod agent;
 mod answer;
-
 mod body;
 mod catalog;
 mod kv;
 mod parsed_request;
 mod refusal;
+mod registration;
 mod session;
 mod txn;
 
@@ -98,6 +98,7 @@ enum Endpoint {
     Session,
     Agent,
     Catalog,
+    Registration,
 }
 
 /// Path below `/v1/` (with a trailing `/` if a name follows), methods, endpoint.
@@ -126,6 +127,8 @@ const SERVED: &[(&str, &[Method], Endpoint)] = &[
     ("health/checks/", &[Method::GET], Endpoint::Catalog),
     ("health/node/", &[Method::GET], Endpoint::Catalog),
     ("health/state/", &[Method::GET], Endpoint::Catalog),
+    ("catalog/register", &[Method::PUT], Endpoint::Registration),
+    ("catalog/deregister", &[Method::PUT], Endpoint::Registration),
     ("catalog/datacenters", &[Method::GET], Endpoint::Catalog),
     ("catalog/nodes", &[Method::GET], Endpoint::Catalog),
     ("catalog/node/", &[Method::GET], Endpoint::Catalog),
@@ -160,6 +163,7 @@ async fn route(consul: &Emulator, request: Request) -> Result<Response, HttpRefu
         Endpoint::Session => session::answer(consul, &parsed, &body).await,
         Endpoint::Agent => agent::answer(consul, &parsed, &body).await,
         Endpoint::Catalog => catalog::answer(consul, &parsed).await,
+        Endpoint::Registration => registration::answer(consul, &parsed, &body).await,
     }
 }
 

@@ -117,6 +117,11 @@ impl<'a> ParsedRequest<'a> {
         self.params.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
+    /// All values of a parameter.
+    pub(super) fn all<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s str> {
+        self.params.iter().filter(move |(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
     /// A number without sign. Others get Consul's 500.
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, HttpRefusal> {
         let Some(text) = self.get(name) else { return Ok(None) };

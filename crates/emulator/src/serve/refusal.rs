@@ -22,6 +22,11 @@ impl HttpRefusal {
         HttpRefusal::new(StatusCode::BAD_REQUEST, text)
     }
 
+    /// A body that is not as the endpoint decodes it.
+    pub(super) fn undecodable(why: impl std::fmt::Display) -> Self {
+        HttpRefusal::bad_request(format!("Request decode failed: {why}"))
+    }
+
     pub(super) fn into_response(self) -> Response {
         let mut response = text(self.status, self.text);
         if self.status == StatusCode::PAYLOAD_TOO_LARGE {

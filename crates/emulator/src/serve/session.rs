@@ -22,8 +22,7 @@ pub(super) async fn answer(
 ) -> Result<Response, HttpRefusal> {
     match parsed.what {
         "session/create" => {
-            let request = session_request(body)
-                .map_err(|why| HttpRefusal::bad_request(format!("Request decode failed: {why}")))?;
+            let request = session_request(body).map_err(HttpRefusal::undecodable)?;
             let id = consul.make_session(request).await?;
             json(parsed, &value!({ "ID": id }))
         }
