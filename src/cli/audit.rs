@@ -287,6 +287,7 @@ fn what(record: &AuditRecord) -> String {
             0 => format!("node {}", d.node),
             left => format!("node {}, {left} pods left behind", d.node),
         },
+        Details::DeletionConfirmed(d) => format!("farm {}", d.farm),
         Details::QueueCreated(d) => format!("queue {}", d.queue),
         Details::QueueChanged(d) => {
             let fields = [&d.before, &d.after].map(|spec| spec.as_ref()?.as_object().cloned());

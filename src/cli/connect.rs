@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::farm_run::env;
 use super::files::read_yaml;
@@ -56,10 +56,16 @@ struct Settings {
     datacenter: Option<String>,
     /// Let any server answer reads, not only the leader
     #[arg(long, global = true, help_heading = CONSUL)]
+    #[serde(deserialize_with = "null_is_false")]
     stale: bool,
     /// Prefix of all keys [env: RCFARM_ROOT] [default: none]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = CONSUL)]
     root: Option<String>,
+}
+
+/// In the file, `null` counts as absent.
+fn null_is_false<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 /// Settings of connection and output. Order of precedence: flag, environment variable, file, default.
@@ -216,6 +222,17 @@ mod tests {
         let (config, root) =
             settings(&["--http-addr", "flag:1", "--root", "from/flag"], &env).unwrap();
         assert_eq!((config.address.as_deref(), root.as_str()), (Some("flag:1"), "from/flag/"));
+    }
+
+    #[test]
+    fn null_in_the_file_counts_as_absent() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rcfarm.yaml");
+        for (value, stale) in [("null", None), ("", None), ("false", None), ("true", Some(true))] {
+            std::fs::write(&path, format!("stale: {value}\nroot: null\n")).unwrap();
+            let (config, root) = settings(&["--config", path.to_str().unwrap()], &[]).unwrap();
+            assert_eq!((config.stale, root.as_str()), (stale, ""), "{value:?}");
+        }
     }
 
     #[test]

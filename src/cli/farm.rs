@@ -1,6 +1,7 @@
 //! `rcfarm farm list` and `confirm`.
 //!
-//! Keys read: the presence of farms. Key written: the doorbell that confirms a mass deletion, which the farm deletes.
+//! Keys read: the presence of farms. Key written, with an audit record: the doorbell that confirms a mass
+//! deletion, which the farm deletes.
 
 use serde::Serialize;
 
@@ -9,9 +10,10 @@ use super::failure::{CliExit, failure};
 use super::output::{age, table};
 use crate::farm::records::FarmPresence;
 use rcfarm_api::Stored;
+use rcfarm_api::audit::{DeletionConfirmed, Details};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::key;
-use rcfarm_store::PutMode;
+use rcfarm_store::Op;
 
 /// Commands about running farms
 #[derive(clap::Subcommand)]
@@ -115,15 +117,24 @@ async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
 
 async fn confirm(context: &CommandContext, name: &FarmName) -> anyhow::Result<CliExit> {
     let farms = live(context).await?;
-    if !farms.iter().any(|farm| farm.name == *name) {
+    let Some(farm) = farms.into_iter().find(|farm| farm.name == *name) else {
         return Err(failure(
             format!("no farm {name} is running"),
             "see which are: rcfarm farm list",
         ));
-    }
+    };
     // Always new: an unchanged value wakes no watch.
     let value = context.ids.ordered_uuid(context.now()).to_string().into();
-    context.store.put(&key::confirm_bell(name), value, 0, PutMode::Set).await?;
+    let bell = Op::Set { key: key::confirm_bell(name), value, flags: 0 };
+    let details = Details::DeletionConfirmed(DeletionConfirmed {
+        farm: name.clone(),
+        actor: context.actor(),
+        reason: "Requested".to_owned(),
+        suspicions: farm.presence.suspicions,
+    });
+    context.commit([bell], &details, None).await?.map_err(|refusals| {
+        failure(format!("the confirmation was refused: {refusals:?}"), "try again")
+    })?;
     let shown = serde_json::json!({"name": name, "confirmed": true});
     context.show(&shown, || format!("{name}: confirmed"))
 }

@@ -96,22 +96,22 @@ impl Targets {
 async fn allocations(context: &CommandContext) -> Check {
     let allocations = match allocations::allocations(context).await {
         Ok(allocations) => allocations,
-        Err(error) => return failed("promises", &error),
+        Err(error) => return failed("allocations", &error),
     };
     let (pods, nodes) = allocations.count();
     if let Some(fault) = allocations.faults().first() {
         return Check::bad(
             Verdict::Warn,
-            "promises",
+            "allocations",
             fault,
             "a capacity was lowered, or a record edited by hand: move pods away (rcfarm node drain), or correct it",
         );
     }
     match allocations.orphaned_allocations.first() {
-        None => Check::ok("promises", format!("resources for {pods} pods on {nodes} nodes")),
+        None => Check::ok("allocations", format!("resources for {pods} pods on {nodes} nodes")),
         Some(orphaned) => Check::bad(
             Verdict::Warn,
-            "promises",
+            "allocations",
             format!(
                 "{}, such as: {}",
                 orphaned_summary(allocations.orphaned_allocations.len()),

@@ -1,7 +1,8 @@
 //! `rcfarm node remove`.
 //!
-//! Keys deleted in one transaction: the node's record and labels. Then, in others: what a dead agent has left in
-//! `reality/`, `status/pods/` and `health/`. A crash in between leaves these; the command can be repeated.
+//! Keys deleted: what a dead agent has left in `reality/`, `status/pods/` and `health/`; with the last of that, in one
+//! transaction, the node's record and labels. Each transaction checks that record and labels are unchanged. A crash in
+//! between leaves them; the command can be repeated.
 
 use serde_json::json;
 
@@ -13,7 +14,7 @@ use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_node::agent::report::removal;
-use rcfarm_store::{Entry, Key, Op, Txn};
+use rcfarm_store::{Entry, Key, Op};
 
 #[derive(clap::Args)]
 pub struct NodeRemoveArgs {
@@ -41,11 +42,12 @@ pub(super) async fn run(
     if !args.force {
         check_unused(&node, &pods)?;
     }
-    delete(context, &node, &pods).await?;
-    let leftovers = match agent {
-        None => collect_orphans(context, &node.name).await?,
-        Some(_) => 0,
+    let stale = match agent {
+        None => stale_reports(context, &node.name).await?,
+        Some(_) => Vec::new(),
     };
+    delete(context, &node, &pods, &stale).await?;
+    let leftovers = stale.len();
     let shown = json!({
         "name": node.name,
         "removed": {
@@ -81,8 +83,8 @@ pub(super) async fn run(
     Ok(CliExit::Ok)
 }
 
-/// Deletes reports of a dead agent about pods without an intent. Returns the number of pods.
-async fn collect_orphans(context: &CommandContext, node: &NodeName) -> anyhow::Result<usize> {
+/// Pods without an intent that a dead agent has reported.
+async fn stale_reports(context: &CommandContext, node: &NodeName) -> anyhow::Result<Vec<PodId>> {
     let mut said = pod_ids(context, &key::node_realities(node)).await?;
     for prefix in [key::pod_statuses(), key::healths()] {
         let keys = context.keys(&prefix).await?;
@@ -90,14 +92,7 @@ async fn collect_orphans(context: &CommandContext, node: &NodeName) -> anyhow::R
         said.extend(pods.filter(|(_, of)| of == node).map(|(pod, _)| pod));
     }
     let wanted = pod_ids(context, &key::node_intents(node)).await?;
-    let stale: Vec<&PodId> = said.difference(&wanted).collect();
-    for some in stale.chunks(context.limits.ops / 3) {
-        let mut txn = Txn::by_user();
-        txn.extend(some.iter().flat_map(|pod| removal(node, pod)));
-        // Plain deletes cannot be refused.
-        let _ = context.store.txn(txn.ops()).await?;
-    }
-    Ok(stale.len())
+    Ok(said.difference(&wanted).cloned().collect())
 }
 
 fn check_unused(node: &NodeSnapshot, pods: &[NodePod]) -> anyhow::Result<()> {
@@ -124,33 +119,49 @@ fn check_unused(node: &NodeSnapshot, pods: &[NodePod]) -> anyhow::Result<()> {
     }
 }
 
-/// Deletes record and labels if unchanged, both or neither.
+/// Deletes stale reports, then record and labels, each only while record and labels are unchanged.
 async fn delete(
     context: &CommandContext,
     node: &NodeSnapshot,
     pods: &[NodePod],
+    stale: &[PodId],
 ) -> anyhow::Result<()> {
-    let gone = |key: Key, seen: &Option<Entry>| match seen {
-        Some(entry) => Op::DeleteCas { key, index: entry.modify_index },
-        None => Op::CheckNotExists { key },
-    };
-    let ops = [
-        gone(key::node(&node.name), &node.entry),
-        gone(key::node_labels(&node.name), &node.label_entry),
-    ];
-    let details = Details::NodeRemoved(NodeChange {
-        node: node.name.clone(),
-        actor: context.actor(),
-        reason: "Requested".to_owned(),
-        drain_deadline: None,
-        pods: pods.iter().map(|pod| pod.pod_id.clone()).collect(),
-    });
-    let name = &node.name;
-    context.commit(ops, &details, None).await?.map_err(|_| {
-        failure(
-            format!("{name}: somebody changed its record or labels meanwhile; nothing was removed"),
-            format!("look at it, then try again: rcfarm node get {name}"),
-        )
-    })?;
-    Ok(())
+    let keys =
+        [(key::node(&node.name), &node.entry), (key::node_labels(&node.name), &node.label_entry)];
+    // Besides three operations per pod: two for these keys, and the audit record.
+    let mut parts = stale.chunks((context.limits.ops - 3) / 3).peekable();
+    loop {
+        let part = parts.next().unwrap_or_default();
+        let is_last = parts.peek().is_none();
+        let guard = |(key, seen): &(Key, &Option<Entry>)| match (key.clone(), seen) {
+            (key, None) => Op::CheckNotExists { key },
+            (key, Some(entry)) if is_last => Op::DeleteCas { key, index: entry.modify_index },
+            (key, Some(entry)) => Op::CheckIndex { key, index: entry.modify_index },
+        };
+        let removals = part.iter().flat_map(|pod| removal(&node.name, pod));
+        let ops: Vec<Op> = keys.iter().map(guard).chain(removals).collect();
+        let (reason, pods) = match is_last {
+            true => ("Requested", pods.iter().map(|pod| pod.pod_id.clone()).collect()),
+            false => ("LeftoversRemoved", Vec::new()),
+        };
+        let details = Details::NodeRemoved(NodeChange {
+            node: node.name.clone(),
+            actor: context.actor(),
+            reason: reason.to_owned(),
+            drain_deadline: None,
+            pods,
+        });
+        let name = &node.name;
+        context.commit(ops, &details, None).await?.map_err(|_| {
+            failure(
+                format!(
+                    "{name}: somebody changed its record or labels meanwhile; it is not removed"
+                ),
+                format!("look at it, then try again: rcfarm node get {name}"),
+            )
+        })?;
+        if is_last {
+            return Ok(());
+        }
+    }
 }

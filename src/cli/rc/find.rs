@@ -86,7 +86,8 @@ pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow
         let entry = context.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;
         return entry.map(|entry| Found::of(id, entry)).ok_or_else(|| none(text));
     }
-    let (records, _) = all(context).await?;
+    let (records, strange) = all(context).await?;
+    let unreadable = strange.len() + records.iter().filter(|rc| rc.pod_id().is_none()).count();
     let is_named = |found: &Found| {
         let is_id =
             !text.is_empty() && found.id.to_string().starts_with(&text.to_ascii_lowercase());
@@ -94,6 +95,10 @@ pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow
     };
     let mut named: Vec<Found> = records.into_iter().filter(is_named).collect();
     match named.len() {
+        0 if unreadable > 0 => Err(failure(
+            format!("there is no replication controller {text:?} among the valid records"),
+            format!("{unreadable} records have no valid manifest or no id: rcfarm rc list"),
+        )),
         0 => Err(none(text)),
         1 => Ok(named.remove(0)),
         _ => Err(ambiguous(text, &named)),

@@ -16,6 +16,7 @@ use crate::replication::plan::{
     Drift, PodRemoveReason, PodStep, ReplicationObserved, ReplicationPlan, SlotState, TransferPlan,
     has_capacity, plan as decide,
 };
+use rcfarm_api::FieldError;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
@@ -59,19 +60,14 @@ pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::R
         })?;
         record.replicas_desired = count;
     }
-    let spec = found.spec().map_err(|bad| {
-        failure(
-            format!("{}: field {}: {}; no farm works on it", found.title(), bad.path, bad.problem),
-            bad.fix,
-        )
-    })?;
+    let invalid = |what: &str, bad: FieldError| {
+        let title = found.title();
+        let problem = format!("{title}: {what} {}: {}; no farm works on it", bad.path, bad.problem);
+        failure(problem, bad.fix)
+    };
+    let spec = found.spec().map_err(|bad| invalid("field", bad))?;
     let seen = read_snapshot(context, &found).await?;
-    let spec = seen.with_labels(spec).map_err(|bad| {
-        failure(
-            format!("{}: {}: {}; no farm works on it", found.title(), bad.path, bad.problem),
-            bad.fix,
-        )
-    })?;
+    let spec = seen.with_labels(spec).map_err(|bad| invalid("its label", bad))?;
     let observed = seen.observed(&spec);
     if let Some(file) = &args.dump {
         dump(file, &observed)?;

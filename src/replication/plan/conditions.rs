@@ -113,15 +113,17 @@ pub(super) fn placed_condition(
         TransferPlan::Nothing => RcReason::IneligibleNodes,
     };
     let some = misplaced.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-    let which = match reason {
-        RcReason::CannotStart => "that cannot start them",
-        RcReason::InsufficientNodes => "that they should leave for others, which there are not",
-        RcReason::PlaceTaken => {
-            "that they should leave for others, which have another record's pod"
+    let what = match reason {
+        RcReason::CannotStart => "pods on nodes that cannot start them",
+        RcReason::InsufficientNodes => {
+            "pods should leave their nodes, but no other node can take them"
         }
-        _ => "that they should leave",
+        RcReason::PlaceTaken => {
+            "pods should leave their nodes, but the others have another record's pod"
+        }
+        _ => "pods on nodes that they should leave",
     };
-    let mut message = format!("{} pods on nodes {which}: {some}", misplaced.len());
+    let mut message = format!("{} {what}: {some}", misplaced.len());
     message.push_str(&blamed_manifest(observed));
     PlannedCondition { kind, status: false, reason, message }
 }

@@ -273,6 +273,22 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
 }
 
 #[tokio::test]
+async fn remove_deletes_many_leftovers_in_audited_transactions() {
+    let cluster = HttpCluster::new().await;
+    cluster.put("rcfarm/nodes/n9", r#"{"session":"00000000-0000-4000-8000-000000000003"}"#).await;
+    for n in 0..45 {
+        cluster.put(&format!("reality/n9/p{n}"), "id: p").await;
+    }
+    let removed = cluster.json(&["node", "rm", "n9"]).await;
+    assert_eq!(removed["removed"], json!({"record": true, "labels": false, "leftovers": 45}));
+    for n in 0..45 {
+        assert!(cluster.get(&format!("reality/n9/p{n}")).await.is_none(), "p{n}");
+    }
+    // Of the emulator's 64 operations per transaction, 20 pods with 3 each.
+    assert_eq!(cluster.events().await, ["NODE_REMOVED"; 3]);
+}
+
+#[tokio::test]
 async fn mistakes_are_named_and_change_nothing() {
     let cluster = HttpCluster::new().await;
     cluster.nodes(2).await;

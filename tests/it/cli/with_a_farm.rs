@@ -97,6 +97,7 @@ async fn farms_show_themselves_and_can_be_told() {
     let why = cluster.run(&["rc", "explain", &id]).await.ok();
     assert!(why.contains("farm f1 does not want it: label team is \"b\""), "{why}");
     assert!(cluster.run(&["farm", "confirm", "f1"]).await.ok().contains("confirmed"));
+    assert_eq!(cluster.events().await.last().unwrap(), "MASS_DELETION_CONFIRMED");
     let stderr = cluster.run(&["farm", "confirm", "f2"]).await.failed();
     assert!(stderr.contains("no farm f2 is running"), "{stderr}");
 }

@@ -52,6 +52,8 @@ pub enum Details {
     NodeUndrained(NodeChange),
     /// [`EventType::NodeRemoved`]
     NodeRemoved(NodeChange),
+    /// [`EventType::DeletionConfirmed`]
+    DeletionConfirmed(DeletionConfirmed),
     /// [`EventType::QueueCreated`]
     QueueCreated(QueueChange),
     /// [`EventType::QueueChanged`]
@@ -233,6 +235,20 @@ pub struct NodeChange {
     pub pods: Vec<PodId>,
 }
 
+/// A user confirmed that the caches of a farm are meant to be as small as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeletionConfirmed {
+    /// The farm that had paused.
+    pub farm: FarmName,
+    /// Who confirmed it.
+    pub actor: Actor,
+    /// Reason, a fixed token.
+    pub reason: String,
+    /// What the farm distrusted at that time.
+    #[serde(default)]
+    pub suspicions: Vec<String>,
+}
+
 /// A part of the folded state of older records that `audit prune` deletes.
 ///
 /// The parts of a set are written before anything is deleted, each in a transaction of its own. A set counts only when
@@ -307,6 +323,7 @@ details!(
     NodeDrained,
     NodeUndrained,
     NodeRemoved,
+    DeletionConfirmed,
     QueueCreated,
     QueueChanged,
     QueueDeleted,
@@ -338,6 +355,7 @@ impl Details {
             | Details::NodeDrained(_)
             | Details::NodeUndrained(_)
             | Details::NodeRemoved(_)
+            | Details::DeletionConfirmed(_)
             | Details::QueueCreated(_)
             | Details::QueueChanged(_)
             | Details::QueueDeleted(_)

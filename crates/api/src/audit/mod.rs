@@ -17,8 +17,8 @@ mod queues;
 mod record;
 
 pub use details::{
-    Actor, Checkpoint, ControllerChange, Details, FoldedController, LabelsChange, NODES_LISTED,
-    NodeChange, NodeTransfer, OrphansRemoved, PROMISE_LEAKED, Retarget,
+    Actor, Checkpoint, ControllerChange, DeletionConfirmed, Details, FoldedController,
+    LabelsChange, NODES_LISTED, NodeChange, NodeTransfer, OrphansRemoved, PROMISE_LEAKED, Retarget,
 };
 pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
 pub use jobs::{JobChange, JobStep};

@@ -114,6 +114,8 @@ events! {
     NodeUndrained = "NODE_UNDRAINED",
     /// A node's record and labels were removed.
     NodeRemoved = "NODE_REMOVED",
+    /// An operator confirmed a mass deletion.
+    DeletionConfirmed = "MASS_DELETION_CONFIRMED",
     /// A queue was created.
     QueueCreated = "QUEUE_CREATED",
     /// A queue's spec was changed.

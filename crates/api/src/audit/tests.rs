@@ -166,6 +166,12 @@ fn every_event_type_round_trips() {
         Details::NodeDrained(NodeChange { drain_deadline: Some(at(9)), ..node_change() }),
         Details::NodeUndrained(node_change()),
         Details::NodeRemoved(NodeChange { pods: vec!["web".parse().unwrap()], ..node_change() }),
+        Details::DeletionConfirmed(DeletionConfirmed {
+            farm: "f1".parse().unwrap(),
+            actor: user(),
+            reason: "Requested".to_owned(),
+            suspicions: vec!["labels/pod/ lost 90 of 100 keys".to_owned()],
+        }),
         Details::QueueCreated(queue_change()),
         Details::QueueChanged(queue_change()),
         Details::QueueDeleted(QueueChange { after: None, farm: None, ..queue_change() }),
