@@ -23,7 +23,7 @@ impl HttpRefusal {
     }
 
     /// A body that is not as the endpoint decodes it.
-    pub(super) fn undecodable(why: impl std::fmt::Display) -> Self {
+    pub(super) fn undecodable(why: String) -> Self {
         HttpRefusal::bad_request(format!("Request decode failed: {why}"))
     }
 
