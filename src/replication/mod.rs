@@ -15,6 +15,7 @@
 //! | `controller` | start here: reads the record and its pods, plans, commits, writes the status |
 //! | [`plan`](mod@plan) | what to do about one RC, with reasons. Pure |
 //! | [`writes`] | packs the steps of a plan into transactions. Pure |
+//! | `observe` | builds the input of the plan from the caches |
 //! | `current_view` | reads before a plan that removes or moves pods |
 //! | `transfer` | moves one pod to another node, step by step |
 //! | `allocations` | nodes without capacity, and orphaned allocations |
