@@ -72,7 +72,16 @@ impl Agent {
         let reporter = Reporter::new(env.clone(), settings.clone(), data.clone(), events.clone());
         let (tasks, by_id) = (Tasks::default(), BTreeMap::new());
         let mut agent = AgentLoop {
-            pods: NodePods { started_at: monotonic(), env, settings, driver, data, events, tasks, by_id },
+            pods: NodePods {
+                started_at: monotonic(),
+                env,
+                settings,
+                driver,
+                data,
+                events,
+                tasks,
+                by_id,
+            },
             reporter,
             intents: None,
             presence: None,
