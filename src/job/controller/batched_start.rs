@@ -1,6 +1,7 @@
 //! Transactions of a batched start (see [`crate::job::batched_start`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -10,16 +11,18 @@ use super::{JobController, JobView};
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::{Committed, RecordGuard};
 use crate::job::events;
+use crate::job::frameworks::ClusterPeer;
 use crate::job::manifest::Placed;
 use crate::job::plan::Create;
 use crate::job::writes::{self, Made};
 use rcfarm_api::audit::AuditRecord;
+use rcfarm_api::job::spec::Slot;
 use rcfarm_api::key;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::{Fenced, Op, Txn, TxnLimits};
 
 /// Limit of transactions in flight.
-const AT_ONCE: usize = 4;
+const IN_FLIGHT: usize = 4;
 /// Bytes reserved for the audit record: fixed, and per pod.
 const AUDIT_BYTES: (usize, usize) = (4 * 1024, 200);
 
@@ -51,7 +54,7 @@ impl JobController {
         match failed {
             Some(error) => Err(error),
             None if refused => Ok(self.after_refusal()),
-            None => Ok(Action::RequeueAfter(std::time::Duration::ZERO)),
+            None => Ok(Action::RequeueAfter(Duration::ZERO)),
         }
     }
 
@@ -71,8 +74,8 @@ impl JobController {
         let mut under_way = FuturesUnordered::new();
         loop {
             let goes_on = answers.iter().all(|(_, a)| matches!(a, Ok(Committed::Applied(_))));
-            while under_way.len() < AT_ONCE && goes_on && !rest.is_empty() {
-                let (txn, made, event) = self.next_of(input, &placed, &peers, &mut rest);
+            while under_way.len() < IN_FLIGHT && goes_on && !rest.is_empty() {
+                let (txn, made, event) = self.next_txn(input, &placed, &peers, &mut rest);
                 under_way.push(async move {
                     let answer = self.chain.commit_dependent(txn, &event).await;
                     (made, answer)
@@ -83,15 +86,12 @@ impl JobController {
         }
     }
 
-    /// Next transaction, with as many pods as fit, at least one.
-    fn next_of(
+    /// Takes the next transaction's pods from `rest`: as many as fit, at least one.
+    fn next_txn(
         &self,
         input: &JobView,
         placed: &Placed<'_>,
-        peers: &std::collections::BTreeMap<
-            rcfarm_api::job::spec::Slot,
-            crate::job::frameworks::ClusterPeer,
-        >,
+        peers: &BTreeMap<Slot, ClusterPeer>,
         rest: &mut VecDeque<Create>,
     ) -> (Txn<Fenced>, Vec<Made>, AuditRecord) {
         let mut txn = self.chain.dependent(RecordGuard::At(input.record_index));
