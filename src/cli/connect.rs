@@ -7,11 +7,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use serde::{Deserialize, Deserializer};
 
-use super::farm_run::env;
 use super::files::read_yaml;
 use super::output::{Format, Output};
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::session::KeeperRuntime;
+use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{Env, Prefix, Prefixed, Store};
 
 const CONSUL: &str = "Consul";
@@ -155,6 +155,11 @@ impl Global {
     }
 }
 
+/// A store with this machine's clock and randomness.
+pub(super) fn system_env(store: Arc<dyn Store>) -> Env {
+    Env::new(store, Arc::new(SystemClock), Arc::new(IdSource::from_entropy()))
+}
+
 /// The clients of a daemon: one for its work, and one for its session keeper, which has its own thread and connections.
 pub(super) struct DaemonClients {
     work: Arc<Consul>,
@@ -173,7 +178,7 @@ impl DaemonClients {
         let keeper = KeeperRuntime::own_thread(self.keeper.clone())
             .context("cannot start a thread for the session")?;
         let store = Prefixed::new(self.work.clone(), self.root.clone());
-        Ok(env(store).with_keeper(keeper))
+        Ok(system_env(store).with_keeper(keeper))
     }
 
     /// Requests of both clients since the start, by kind.

@@ -15,9 +15,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::connect::system_env;
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
-use super::farm_run::{LogArgs, env, stop_on_signal};
+use super::farm_run::{LogArgs, stop_on_signal};
 use super::files::read_yaml;
 use super::node_run::own_driver;
 use super::output::Output;
@@ -121,7 +122,8 @@ pub(super) async fn run(
     tokio::spawn(simulated::run(shared.clone(), clock, is_simulated, shutdown.clone()));
     let context = CommandContext::new(shared.clone(), out);
     let created = make_controllers(&context, &described).await?;
-    let farm = Farm::of_all_kinds(settings(), env(shared), by_labels(), Arc::new(NoDiscovery));
+    let farm =
+        Farm::of_all_kinds(settings(), system_env(shared), by_labels(), Arc::new(NoDiscovery));
     print_welcome(&bound, &machines, args.simulated, &created);
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown.clone()).await?;
@@ -227,7 +229,7 @@ async fn start_agents(
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,
         };
-        let agent = Agent::new(settings, env(store.clone()), Arc::new(own_driver()?));
+        let agent = Agent::new(settings, system_env(store.clone()), Arc::new(own_driver()?));
         agents.spawn(agent.run(shutdown.clone()));
     }
     Ok(agents)

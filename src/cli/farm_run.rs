@@ -19,10 +19,8 @@ use crate::telemetry::{self, LogFormat};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::labels::Selector;
 use rcfarm_consul::NOISY_TARGETS;
-use rcfarm_store::Env;
+use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::{IdSource, SystemClock};
-use rcfarm_store::{Store, TxnLimits};
 
 #[derive(clap::Args)]
 pub struct FarmRunArgs {
@@ -113,11 +111,6 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown).await?;
     Ok(CliExit::Ok)
-}
-
-/// A store with this machine's clock and randomness.
-pub(super) fn env(store: Arc<dyn Store>) -> Env {
-    Env::new(store, Arc::new(SystemClock), Arc::new(IdSource::from_entropy()))
 }
 
 /// Validates `--session-ttl` and `--check-ttl`. A check of 0 s means no check.

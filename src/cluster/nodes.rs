@@ -9,7 +9,6 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::allocations::Capacities;
-use super::wake::differing;
 use crate::placement::NodeLabels;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
@@ -167,4 +166,14 @@ impl CacheIndex for NodeRecords {
     fn len(&self) -> usize {
         self.nodes.len()
     }
+}
+
+/// Keys whose value differs between two maps.
+pub(super) fn differing<K: Ord + Clone, V: PartialEq>(
+    old: &BTreeMap<K, V>,
+    new: &BTreeMap<K, V>,
+) -> BTreeSet<K> {
+    let gone = old.keys().filter(|key| !new.contains_key(*key));
+    let changed = new.iter().filter(|(key, value)| old.get(*key) != Some(*value));
+    gone.chain(changed.map(|(key, _)| key)).cloned().collect()
 }

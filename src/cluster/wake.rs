@@ -1,13 +1,13 @@
 //! Tells controllers of every kind which nodes changed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
 use super::ClusterView;
-use super::nodes::NodeRecords;
+use super::nodes::{NodeRecords, differing};
 use crate::farm::subscriptions::{Subscriber, Waker};
 use crate::placement::NodeLabels;
 use rcfarm_api::ids::NodeName;
@@ -21,16 +21,6 @@ pub struct NodeChanges<'a> {
     pub nodes: BTreeSet<NodeName>,
     /// Labels of all nodes before the change and after it.
     pub labels: (&'a NodeLabels, &'a NodeLabels),
-}
-
-/// Keys whose value differs between two maps.
-pub(super) fn differing<K: Ord + Clone, V: PartialEq>(
-    old: &BTreeMap<K, V>,
-    new: &BTreeMap<K, V>,
-) -> BTreeSet<K> {
-    let gone = old.keys().filter(|key| !new.contains_key(*key));
-    let changed = new.iter().filter(|(key, value)| old.get(*key) != Some(*value));
-    gone.chain(changed.map(|(key, _)| key)).cloned().collect()
 }
 
 /// Calls `changed` when nodes come, go, become down, or change their labels or records. Wakes all records of the kind when

@@ -5,7 +5,6 @@
 //! name or packing; pods are removed ineligible first, then unhealthy, then newest, then by name.
 
 mod conditions;
-mod dump;
 mod observed;
 #[cfg(test)]
 mod tests;

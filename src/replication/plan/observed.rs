@@ -2,12 +2,14 @@
 //!
 //! It serialises (`rcfarm rc plan --dump FILE`), and the same file gives the same plan in a test.
 
+mod dump;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::dump::Document;
+use self::dump::Document;
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::observed::{RcPod, ReplicationObserved, SlotState, TransferConditions};
+use super::{RcPod, ReplicationObserved, SlotState, TransferConditions};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::NodeCapacity;
