@@ -76,21 +76,6 @@ pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTree
     members.into_iter().filter(|m| !m.want.is_zero()).map(|m| &m.node).collect()
 }
 
-/// Owner of the allocations of a group's pods.
-#[must_use]
-pub fn owner_of(id: &GroupId) -> AllocationOwner {
-    AllocationOwner::Other(format!("pod_group/{id}"))
-}
-
-/// Group that owns an allocation.
-#[must_use]
-pub fn group_of(owner: &AllocationOwner) -> Option<GroupId> {
-    match owner {
-        AllocationOwner::Other(words) => words.strip_prefix("pod_group/")?.parse().ok(),
-        AllocationOwner::Rc(_) => None,
-    }
-}
-
 /// Request for the given numbers of members.
 #[must_use]
 pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &SchedulerSpec) -> Gang {
@@ -115,14 +100,15 @@ pub fn placement(
         (task.name.clone(), nodes)
     };
     let asks = spec.tasks.iter().map(|task| (task.name.clone(), task.resources.clone())).collect();
-    GroupPlacement { state, members: spec.tasks.iter().map(nodes).collect(), asks, then: None }
+    let members = spec.tasks.iter().map(nodes).collect();
+    GroupPlacement { state, members, asks, pod_ids: spec.pod_ids, then: None }
 }
 
 /// Placed members.
 #[must_use]
 pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
     let member = |(task, n, node): (&str, u32, &NodeName)| {
-        let pod = PodGroupSpec::pod_id(&id.name, task, n).ok()?;
+        let pod = placement.pod_ids.pod_id(id, task, n).ok()?;
         let want = placement.asks.get(task).cloned().unwrap_or_default();
         Some(GroupMember { node: node.clone(), pod, want })
     };
@@ -136,9 +122,8 @@ pub fn fitted(
     spec: &PodGroupSpec,
     old: &GroupPlacement,
 ) -> (GroupPlacement, Vec<GroupMember>) {
-    let empty = (BTreeMap::new(), BTreeMap::new());
-    let mut kept =
-        GroupPlacement { state: old.state, members: empty.0, asks: empty.1, then: old.then };
+    let (members_of_none, asks) = (BTreeMap::new(), BTreeMap::new());
+    let mut kept = GroupPlacement { members: members_of_none, asks, ..old.clone() };
     let mut lost = old.clone();
     for task in &spec.tasks {
         let mut nodes = old.members.get(&task.name).cloned().unwrap_or_default();
@@ -160,7 +145,7 @@ pub fn held(
     id: &GroupId,
     all: Vec<GroupMember>,
 ) -> Vec<GroupMember> {
-    let owner = owner_of(id);
+    let owner = AllocationOwner::of_group(id);
     let stands = |member: &GroupMember| {
         node_capacities
             .of(&member.node)
@@ -179,7 +164,7 @@ pub fn missing(
     id: &GroupId,
     all: Vec<GroupMember>,
 ) -> Vec<GroupMember> {
-    let owner = owner_of(id);
+    let owner = AllocationOwner::of_group(id);
     all.into_iter()
         .filter(|m| !node_capacities.of(&m.node).holds(&m.pod, &owner, &m.want))
         .collect()
@@ -194,7 +179,7 @@ pub fn bookings(
     release: &[GroupMember],
     allocate: &[GroupMember],
 ) -> Result<Vec<Booking>, String> {
-    let owner = owner_of(id);
+    let owner = AllocationOwner::of_group(id);
     let mut ledger = Ledger::on(node_capacities);
     release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
     for m in allocate {

@@ -14,6 +14,7 @@
 
 mod growth;
 mod memory;
+mod taken;
 #[cfg(test)]
 mod tests;
 
@@ -333,6 +334,13 @@ impl<'a> Pass<'a, '_> {
         };
         let Some(answer) = answer else { return self.admit_one(first, one) };
         let nodes: Vec<NodeName> = answer.tasks.into_values().flatten().collect();
+        let is_taken = |(c, node): (&Candidate<'_>, &NodeName)| {
+            let spec = &c.record.spec;
+            self.holder((c.id, spec.pod_ids), &spec.tasks, node).is_some()
+        };
+        if run.iter().zip(&nodes).any(is_taken) {
+            return self.admit_one(first, one);
+        }
         for (candidate, node) in run.iter().zip(&nodes) {
             let spec = &candidate.record.spec;
             let answer = [(spec.tasks[0].name.clone(), vec![node.clone()])].into();
@@ -367,8 +375,10 @@ impl<'a> Pass<'a, '_> {
             None => queues.fits(&self.plan.usage, &c.queue, &asked.charge),
         };
         enough.map_err(|too_much| (too_much.reason, Message::Text(too_much.message)))?;
-        let found = self.memory.find(&asked.gang);
-        found.map_err(|reason| (reason, Message::DoesNotFit(asked.gang)))
+        match self.memory.find(&asked.gang) {
+            Ok(found) => self.beside((c.id, c.record.spec.pod_ids), &asked.gang, found),
+            Err(reason) => Err((reason, Message::DoesNotFit(asked.gang))),
+        }
     }
 
     /// Makes the bookings of a change, so that the rest of the pass reckons with them.
@@ -392,9 +402,8 @@ impl<'a> Pass<'a, '_> {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
         let allocate = members(c.id, &place);
-        if self.book(c.id, &[], &allocate).is_err() {
-            // Found on this copy, so only unreadable allocations can cause this.
-            let message = "a node's allocations cannot be read".to_owned();
+        if let Err(message) = self.book(c.id, &[], &allocate) {
+            // Found on this copy: a node's allocations cannot be read, or an equal pod placed before it has its id.
             return self.wait(c, (PodGroupReason::InsufficientCapacity, Message::Text(message)));
         }
         let is_large = nodes_of(&allocate).len() > self.seen.bounds.nodes;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    GroupMember, PlacementChange, VersionedStatus, fitted, gang, group_of, held, members, missing,
+    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing,
     nodes_of, parts,
 };
 use super::plan::{Candidate, Pass};
@@ -70,7 +70,7 @@ impl<'a> Pass<'a, '_> {
         let mut orphaned_allocations: BTreeMap<GroupId, Vec<GroupMember>> = BTreeMap::new();
         for (node, room) in self.seen.fleet.node_capacities.iter() {
             for (pod, allocation) in &room.allocated.pods {
-                let group = group_of(&allocation.owner);
+                let group = allocation.owner.group();
                 let is_leak = |id: &GroupId| {
                     !self.seen.statuses.contains_key(id) && !self.seen.unreadable.contains(id)
                 };
@@ -405,7 +405,10 @@ impl<'a> Pass<'a, '_> {
             task.resources = place.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }
         let gone = left.counts();
-        if let Ok(answer) = self.memory.find(&gang(id, &spec, &gone, self.seen.spec)) {
+        let asked = gang(id, &spec, &gone, self.seen.spec);
+        let found = self.memory.find(&asked).ok();
+        let ids = (id, place.pod_ids);
+        if let Some(answer) = found.and_then(|found| self.beside(ids, &asked, found).ok()) {
             for (task, nodes) in answer.tasks {
                 let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
                 let slots = kept.members.get_mut(&task).into_iter().flatten().zip(were);
@@ -517,7 +520,7 @@ impl<'a> Pass<'a, '_> {
             let gone = |task: &str, n: usize| {
                 let pod = u32::try_from(n)
                     .ok()
-                    .and_then(|n| PodGroupSpec::pod_id(&id.name, task, n).ok());
+                    .and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
                 part.iter().any(|member| Some(&member.pod) == pod.as_ref())
             };
             for (task, nodes) in &mut kept.members {

@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::placing::{GroupMember, PlacementChange, owner_of};
+use super::placing::{GroupMember, PlacementChange};
 use super::queues::Queues;
 use crate::placement::capacity::{Booking, Ledger, NodeCapacities};
 use rcfarm_api::Stored;
+use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::audit::GroupChange;
 use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::key;
@@ -110,7 +111,7 @@ fn build(
     let mut batch = PlacementBatch { count: changes.len(), ..PlacementBatch::default() };
     let (mut ledger, mut guarded) = (Ledger::on(node_capacities), BTreeMap::new());
     for change in changes {
-        let owner = owner_of(&change.id);
+        let owner = AllocationOwner::of_group(&change.id);
         change.release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
         for m in &change.allocate {
             // The plan used the same capacities. If an allocation fails after all, the transaction must be refused:

@@ -1,5 +1,6 @@
 //! `rcfarm pod …`.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 
 use anyhow::Context;
@@ -17,6 +18,7 @@ use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_api::pod_group::pod_ids::without_hash;
 
 /// Pods: what nodes run, and how it is
 #[derive(clap::Subcommand)]
@@ -35,14 +37,14 @@ pub struct PodListArgs {
     /// Only pods of this node
     #[arg(long)]
     node: Option<NodeName>,
-    /// Only pods with this id
+    /// Only pods with this id; of a job's pods, the part before the hash is enough
     pod: Option<PodId>,
 }
 
 /// Selects one pod by id and node.
 #[derive(clap::Args)]
 pub struct WhichArgs {
-    /// The pod's id
+    /// The pod's id; of a job's pod, the part before the hash is enough
     pub(super) pod: PodId,
     /// The node; needed if the pod is on several
     #[arg(long)]
@@ -75,6 +77,11 @@ struct Row {
 }
 
 impl Row {
+    /// Whether the pod has this id, or is a job's pod `<job>-<task>-<index>`.
+    fn is_called(&self, pod: &PodId) -> bool {
+        self.pod == *pod || without_hash(&self.pod) == Some(pod.as_str())
+    }
+
     fn state(&self) -> String {
         if self.node_down { "Lost".to_owned() } else { self.status.phase.to_string() }
     }
@@ -132,7 +139,7 @@ async fn list(context: &CommandContext, args: &PodListArgs) -> anyhow::Result<Cl
     let mut rows = reported(context).await?;
     rows.retain(|row| {
         args.node.as_ref().is_none_or(|node| *node == row.node)
-            && args.pod.as_ref().is_none_or(|pod| *pod == row.pod)
+            && args.pod.as_ref().is_none_or(|pod| row.is_called(pod))
     });
     let now = context.now();
     let since = |row: &Row| {
@@ -159,8 +166,17 @@ async fn list(context: &CommandContext, args: &PodListArgs) -> anyhow::Result<Cl
 async fn find(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<Row> {
     let mut rows = reported(context).await?;
     rows.retain(|row| {
-        row.pod == which.pod && which.node.as_ref().is_none_or(|node| *node == row.node)
+        row.is_called(&which.pod) && which.node.as_ref().is_none_or(|node| *node == row.node)
     });
+    if rows.iter().any(|row| row.pod == which.pod) {
+        rows.retain(|row| row.pod == which.pod);
+    }
+    let ids: BTreeSet<&PodId> = rows.iter().map(|row| &row.pod).collect();
+    if ids.len() > 1 {
+        let ids: Vec<String> = ids.into_iter().map(PodId::to_string).collect();
+        let what = format!("{} may be {}", which.pod, ids.join(", "));
+        return Err(failure(what, "choose one by its whole id"));
+    }
     let nodes: Vec<String> = rows.iter().map(|row| row.node.to_string()).collect();
     match (rows.pop(), nodes.len()) {
         (Some(row), 1) => Ok(row),

@@ -128,9 +128,7 @@ impl JobPods {
 pub(super) fn job_pod(place: &PodRef, index: Index, labels: &Labels) -> Option<JobPod> {
     let uid = uid_of(labels);
     match (mark_of(labels), uid) {
-        (Some(identity), _)
-            if identity.slot.pod_id(&identity.job).is_ok_and(|id| id == place.pod) =>
-        {
+        (Some(identity), _) if identity.slot.is_named(&identity.job, &place.pod) => {
             Some(JobPod::Member(Arc::new(LabelledMember { index, identity })))
         }
         (_, Some(uid)) => {
@@ -138,8 +136,7 @@ pub(super) fn job_pod(place: &PodRef, index: Index, labels: &Labels) -> Option<J
         }
         (_, None) => {
             let (job, slot) = name_of(labels)?;
-            let is_so_called = slot.pod_id(&job).is_ok_and(|id| id == place.pod);
-            is_so_called.then(|| {
+            slot.is_named(&job, &place.pod).then(|| {
                 JobPod::Unowned(job, Arc::new(Unowned { index, slot, labels: labels.clone() }))
             })
         }

@@ -14,10 +14,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-pub use self::realities::{Realities, made_for};
+pub use self::realities::Realities;
 use super::doorbells::{self, FreshStatus, JobDoorbells};
 use super::frameworks;
 use super::members::MemberPod;
+use super::plan::ObservedGroup;
 use super::pod_status::{PodState, stands};
 pub use super::pods::{Pods, record_id};
 use super::writes::Made;
@@ -341,19 +342,19 @@ impl JobCaches {
     pub fn taken(
         &self,
         id: &Namespaced,
-        places: &BTreeMap<Slot, NodeName>,
+        group: &ObservedGroup,
         pods: &Pods,
         known: &KnownPods,
     ) -> BTreeSet<Slot> {
         let intents = self.nodes.intents.snapshot();
         let is_taken = |(slot, node): &(&Slot, &NodeName)| {
-            let Ok(pod) = slot.pod_id(id) else { return false };
+            let Ok(pod) = slot.pod_id(id, group.pod_ids) else { return false };
             let place = PodRef { node: (*node).clone(), pod };
             known.intent(&intents, &place).is_some()
                 && !pods.members.contains_key(&place)
                 && !known.removed.contains_key(&place)
         };
-        places.iter().filter(is_taken).map(|(slot, _)| slot.clone()).collect()
+        group.places.iter().flatten().filter(is_taken).map(|(slot, _)| slot.clone()).collect()
     }
 
     fn seen(
@@ -388,7 +389,7 @@ impl JobCaches {
         let container = task.and_then(|(job, task)| frameworks::counting_container(job, task));
         MemberPod {
             slot: identity.slot.clone(),
-            node: place.node.clone(),
+            place: place.clone(),
             version: identity.version,
             attempt: identity.attempt,
             label_index: labelled.index,

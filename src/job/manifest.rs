@@ -16,6 +16,7 @@ use rcfarm_api::manifest::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
     ProcessStanza, RestartStanza, RestartWhen,
 };
+use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Input of a manifest: a job with bound members.
@@ -29,6 +30,8 @@ pub struct Placed<'a> {
     pub places: &'a BTreeMap<Slot, NodeName>,
     /// Network address of a node's pods.
     pub address: &'a (dyn Fn(&NodeName) -> String + Sync),
+    /// How the pods are named.
+    pub pod_ids: PodIdFormat,
 }
 
 impl Placed<'_> {
@@ -205,7 +208,9 @@ mod tests {
             .collect();
         let address = |node: &NodeName| format!("10.0.0.{}", &node.as_str()[1..]);
         let uid = JobUid(Index(7));
-        let placed = Placed { id: &id, uid, job: &job, places: &places, address: &address };
+        let pod_ids = PodIdFormat::Plain;
+        let placed =
+            Placed { id: &id, uid, job: &job, places: &places, address: &address, pod_ids };
         let peers = placed.peers();
         assert_eq!(
             peers[&Slot::new("Worker", 1)],
@@ -217,7 +222,7 @@ mod tests {
             version: 2,
             attempt: 3,
         };
-        let pod = create.slot.pod_id(&id).unwrap();
+        let pod = create.slot.pod_id(&id, PodIdFormat::Plain).unwrap();
         let text = placed.manifest(&create, &pod, &peers);
         let manifest = Manifest::parse(&text).unwrap();
         assert_eq!(manifest.id().as_str(), "t-worker-1");
@@ -262,11 +267,13 @@ mod tests {
                 slots.enumerate().map(|(n, slot)| (slot, node(n))).collect();
             let address = |node: &NodeName| format!("{node}.example");
             let uid = JobUid(Index(7));
-            let placed = Placed { id: &id, uid, job: &job, places: &places, address: &address };
+            let pod_ids = PodIdFormat::Plain;
+            let placed =
+                Placed { id: &id, uid, job: &job, places: &places, address: &address, pod_ids };
             for (slot, node) in &places {
                 let create =
                     Create { slot: slot.clone(), node: node.clone(), version: 2, attempt: 1 };
-                let pod = slot.pod_id(&id).unwrap();
+                let pod = slot.pod_id(&id, PodIdFormat::Plain).unwrap();
                 lines.push(placed.manifest(&create, &pod, &placed.peers()));
             }
         }
@@ -300,10 +307,11 @@ mod tests {
         let slot = Slot::new("Launcher", 0);
         let places = [(slot.clone(), "n1".parse().unwrap())].into();
         let uid = JobUid(Index(7));
+        let (address, pod_ids) = (|_: &NodeName| "h".to_owned(), PodIdFormat::Plain);
         let placed =
-            Placed { id: &id, uid, job: &job, places: &places, address: &|_| "h".to_owned() };
+            Placed { id: &id, uid, job: &job, places: &places, address: &address, pod_ids };
         let create = Create { slot, node: "n1".parse().unwrap(), version: 0, attempt: 0 };
-        let pod = create.slot.pod_id(&id).unwrap();
+        let pod = create.slot.pod_id(&id, PodIdFormat::Plain).unwrap();
         let manifest: Value =
             serde_json::from_str(&placed.manifest(&create, &pod, &placed.peers())).unwrap();
         let env = &manifest["launchables"]["mpi"]["env"];

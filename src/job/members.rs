@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure, total};
 use rcfarm_api::Index;
-use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::{JobMembers, JobStatus, PodPhase};
@@ -14,7 +14,8 @@ use rcfarm_api::job::status::{JobMembers, JobStatus, PodPhase};
 pub struct MemberPod {
     /// Member of the job.
     pub slot: Slot,
-    pub node: NodeName,
+    /// Node and pod id.
+    pub place: PodRef,
     /// Attempt of the whole job.
     pub version: u64,
     pub attempt: u32,

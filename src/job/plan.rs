@@ -20,6 +20,7 @@ use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{CleanPods, JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
+use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 
 /// The job's PodGroup.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,6 +33,8 @@ pub struct ObservedGroup {
     pub round: u64,
     /// Nodes by member, once members may start.
     pub places: Option<BTreeMap<Slot, NodeName>>,
+    /// How the pods of this placement are named.
+    pub pod_ids: PodIdFormat,
     /// Whether it lost members and cannot place them.
     pub unknown: bool,
     /// Whether all its members have ended: no member starts in this round.
@@ -504,6 +507,9 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
         return;
     }
+    if misses_places(seen, places, members) {
+        return;
+    }
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
@@ -538,6 +544,18 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
             plan.create.push(Create { slot, node: node.clone(), version, attempt });
         }
     }
+}
+
+/// Whether too few members could start because others' pods have their ids on their nodes. Then none starts: it would be
+/// part of a gang.
+fn misses_places(
+    seen: &JobObserved<'_>,
+    places: &BTreeMap<Slot, NodeName>,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> bool {
+    let open = |slot: &&Slot| !seen.taken.contains(*slot) && !members.contains_key(*slot);
+    let most = members.len() + places.keys().filter(open).count();
+    !seen.taken.is_empty() && most < seen.job.min_available as usize
 }
 
 /// Whether members of an older attempt still exist; no new member starts before they are gone.

@@ -6,6 +6,7 @@ use super::frameworks::{self, ClusterPeer};
 use super::manifest::{Placed, PodIdentity};
 use super::members::MemberPod;
 use super::plan::{Create, JobPlan};
+use super::pods::Pods;
 use crate::cluster::job_pods::{Mismatched, Unowned};
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::PodRef;
@@ -16,20 +17,17 @@ use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
 use rcfarm_api::job::status::JobMembers;
 use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use rcfarm_api::labels::{Labels, encode_labels};
+use rcfarm_api::pod_group::pod_ids::{PodIdFormat, without_hash};
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
 use rcfarm_store::{Index, Op};
 
 const QUEUE: &str = "volcano.sh/queue-name";
 
-/// Whether a pod id has the form `<job>-<task>-<index>` with a task of the job.
+/// Whether a pod id is that of a member of the job.
 #[must_use]
 pub fn is_member(job: &JobSpec, id: &Namespaced, pod: &PodId) -> bool {
-    let Some(rest) = pod.as_str().strip_prefix(id.name.as_str()) else { return false };
-    let of_task = |task: &JobTask| {
-        let index = rest.strip_prefix('-')?.strip_prefix(&task.lower_name())?.strip_prefix('-')?;
-        index.parse::<u32>().ok()
-    };
-    job.tasks.iter().any(|task| of_task(task).is_some())
+    let mut tasks = job.tasks.iter().map(JobTask::lower_name);
+    tasks.any(|task| PodIdFormat::ALL.iter().any(|f| f.index_of(id, &task, pod).is_some()))
 }
 
 /// Adopts a pod: CAS that adds the job's uid to its labels.
@@ -112,7 +110,7 @@ pub fn made_one(
     create: &Create,
     peers: &BTreeMap<Slot, ClusterPeer>,
 ) -> Option<Made> {
-    let pod = create.slot.pod_id(placed.id).ok()?;
+    let pod = create.slot.pod_id(placed.id, placed.pod_ids).ok()?;
     let manifest = placed.manifest(create, &pod, peers);
     let place = PodRef { node: create.node.clone(), pod };
     Some(Made { place, identity: placed.identity(create), manifest })
@@ -145,15 +143,9 @@ pub fn remove_ops(place: &PodRef, label: Index, intent: Option<Index>) -> Vec<Op
     ops
 }
 
-/// Node and pod id of a member's pod.
-#[must_use]
-pub fn place_of(id: &Namespaced, pod: &MemberPod) -> Option<PodRef> {
-    Some(PodRef { node: pod.node.clone(), pod: pod.slot.pod_id(id).ok()? })
-}
-
 /// PodGroup that a job wants, with counts of its members. `placed`: number of members with a node; members without a
-/// pod keep their node. `there`: highest index per task with a pod; surplus members keep their nodes until their pods
-/// are gone.
+/// pod keep their node. `pods`: surplus members keep their nodes until their pods are gone. `before`: the job's PodGroup
+/// as it stands.
 #[must_use]
 pub fn group_of(
     id: &Namespaced,
@@ -161,8 +153,10 @@ pub fn group_of(
     job: &JobSpec,
     plan: &JobPlan,
     placed: usize,
-    there: &BTreeMap<&str, u32>,
+    pods: &Pods,
+    before: Option<&PodGroupSpec>,
 ) -> PodGroupRecord {
+    let there = pods.highest();
     let replicas = |task: &JobTask| {
         let there = there.get(task.name.as_str()).map_or(0, |most| most.saturating_add(1));
         task.replicas.max(there)
@@ -187,6 +181,7 @@ pub fn group_of(
         priority: priority(job),
         min_resources: job.min_resources.as_ref().map(ResourceList::nonzero).unwrap_or_default(),
         tasks: tasks.collect(),
+        pod_ids: before.map_or_else(|| format_of(pods), |before| before.pod_ids),
         owner: Some(OwnerRef {
             kind: "Job".to_owned(),
             name: id.name.to_string(),
@@ -212,6 +207,15 @@ pub fn group_of(
         releasing: terminating,
     };
     PodGroupRecord { members, ..PodGroupRecord::new(spec) }
+}
+
+/// Format of a new PodGroup. If the group of running pods was deleted, the format of these pods: their ids stay.
+fn format_of(pods: &Pods) -> PodIdFormat {
+    let is_plain = |pod: &MemberPod| without_hash(&pod.place.pod).is_none();
+    match pods.own.iter().any(is_plain) {
+        true => PodIdFormat::Plain,
+        false => PodIdFormat::Hashed,
+    }
 }
 
 fn default_queue() -> QueueName {

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::capacity::{NodeCapacities, ranked};
 use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::Labels;
 
@@ -88,10 +89,10 @@ impl Scheduler for SelectorScheduler {
         let free: Vec<NodeName> = if want.is_zero() {
             free.take(count).cloned().collect()
         } else {
-            let capacities = (self.capacities)();
-            let sufficient = free
-                .map(|node| (node, capacities.of(node)))
-                .filter(|(_, node)| node.insufficient(request.manifest.id(), want).is_none());
+            let (capacities, owner) = ((self.capacities)(), AllocationOwner::Rc(request.rc));
+            let sufficient = free.map(|node| (node, capacities.of(node))).filter(|(_, node)| {
+                node.insufficient(request.manifest.id(), &owner, want).is_none()
+            });
             let salt = request.rc.to_string();
             ranked(want, request.packing, &salt, sufficient)
                 .into_iter()

@@ -21,8 +21,9 @@ impl RcController {
     /// Eligible nodes without capacity for a pod: the scheduler must not allocate them.
     pub(super) fn nodes_without_capacity(&self, input: &RcView) -> BTreeSet<NodeName> {
         let (want, capacities) = (input.spec.resources(), self.view.node_capacities());
+        let owner = input.spec.owner();
         let lacks = |node: &&NodeName| {
-            capacities.of(node).insufficient(input.spec.manifest.id(), want).is_some()
+            capacities.of(node).insufficient(input.spec.manifest.id(), &owner, want).is_some()
         };
         input.eligible.iter().filter(lacks).cloned().collect()
     }

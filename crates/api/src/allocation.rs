@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Stored;
-use crate::ids::{PodId, RcId};
+use crate::ids::{Namespaced, PodId, RcId};
 use crate::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Owner of an allocation. In JSON a text: `rc/<uuid>`, or the name of another record, such as
@@ -23,6 +23,23 @@ pub enum AllocationOwner {
     Rc(RcId),
     /// A record of another kind. Only that kind's controllers release its allocations.
     Other(String),
+}
+
+impl AllocationOwner {
+    /// The PodGroup `id`.
+    #[must_use]
+    pub fn of_group(id: &Namespaced) -> AllocationOwner {
+        AllocationOwner::Other(format!("pod_group/{id}"))
+    }
+
+    /// The PodGroup; `None`: the owner is of another kind.
+    #[must_use]
+    pub fn group(&self) -> Option<Namespaced> {
+        match self {
+            AllocationOwner::Other(words) => words.strip_prefix("pod_group/")?.parse().ok(),
+            AllocationOwner::Rc(_) => None,
+        }
+    }
 }
 
 impl Default for AllocationOwner {

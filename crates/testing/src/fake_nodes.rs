@@ -13,6 +13,7 @@ use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_api::pod_group::pod_ids::without_hash;
 use rcfarm_store::time::Clock;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Entry, Op, Reader, Store, StoreError, TxnLimits};
@@ -32,6 +33,8 @@ const CONCURRENT_TXNS: usize = 8;
 pub struct FakePod<'a> {
     /// Its id.
     pub id: &'a PodId,
+    /// `<job>-<task>-<index>` of a job's pod, otherwise the id.
+    pub name: &'a str,
     /// The command of its first container or launchable.
     pub command: &'a [String],
     /// Attempt of the member (`job.attempt` in the manifest).
@@ -50,7 +53,7 @@ pub type ExitCode = Box<dyn Fn(&FakePod<'_>) -> Option<i32> + Send + Sync>;
 /// Starts by fake nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartLog {
-    /// Number of starts by pod id.
+    /// Number of starts by [`FakePod::name`].
     pub starts: BTreeMap<String, usize>,
     /// Pods that were real on two nodes at once.
     pub doubled: BTreeSet<String>,
@@ -76,7 +79,7 @@ impl FakeNodes {
         FakeNodes { log, task }
     }
 
-    /// Number of starts by pod id.
+    /// Number of starts by [`FakePod::name`].
     ///
     /// # Panics
     /// When an attempt was started twice.
@@ -95,6 +98,10 @@ impl Drop for FakeNodes {
             let _ = self.starts();
         }
     }
+}
+
+fn name_of(id: &PodId) -> &str {
+    without_hash(id).unwrap_or(id.as_str())
 }
 
 fn lock(log: &Mutex<StartLog>) -> MutexGuard<'_, StartLog> {
@@ -182,7 +189,7 @@ impl RealPod {
     fn view<'a>(&'a self, id: &'a PodId, of_job: usize, is_new: bool) -> FakePod<'a> {
         let number = |field: &str| self.job[field].as_u64().unwrap_or(0);
         let (attempt, version) = (number("attempt"), number("version"));
-        FakePod { id, command: &self.command, attempt, version, of_job, is_new }
+        FakePod { id, name: name_of(id), command: &self.command, attempt, version, of_job, is_new }
     }
 }
 
@@ -236,7 +243,7 @@ impl Pods {
     ) -> [Op; 2] {
         let mut pod = RealPod::new(manifest);
         let id = &place.1;
-        *log.starts.entry(id.to_string()).or_default() += 1;
+        *log.starts.entry(name_of(id).to_owned()).or_default() += 1;
         if !pod.job.is_null() && !self.attempts.insert(pod.job.to_string()) {
             log.repeated.insert(pod.job.to_string());
         }

@@ -58,6 +58,8 @@ impl<'a> Pass<'a, '_> {
                 0 => None,
                 _ => self.memory.index.find(&asked),
             };
+            let ids = (id, old.pod_ids);
+            let answer = answer.and_then(|found| self.beside(ids, &asked, found).ok());
             let nodes: Vec<NodeName> =
                 answer.into_iter().flat_map(|a| a.tasks).flat_map(|(_, nodes)| nodes).collect();
             if !nodes.is_empty() {

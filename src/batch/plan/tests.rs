@@ -29,7 +29,7 @@ use rcfarm_api::{Index, Stored, Timestamp};
 use rcfarm_store::Versioned;
 
 pub(super) fn id(name: &str) -> GroupId {
-    format!("ns/{name}").parse().unwrap()
+    if name.contains('/') { name.parse() } else { format!("ns/{name}").parse() }.unwrap()
 }
 
 pub(super) fn queue(name: &str) -> QueueName {

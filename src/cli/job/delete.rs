@@ -13,10 +13,10 @@ use super::find::{FoundJob, FoundPod, find, pods};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use crate::job::caches::made_for;
 use rcfarm_api::Stored;
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::time::monotonic;
@@ -140,7 +140,9 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
     let mut progress = Progress::default();
     loop {
         let real = context.list(&key::realities()).await?;
-        let of_job = real.iter().filter(|entry| made_for(&entry.value).as_ref() == Some(&args.job));
+        let of_job = real
+            .iter()
+            .filter(|entry| identity_in(&entry.value).is_some_and(|pod| pod.job == args.job));
         let count = of_job.count();
         if count == 0 {
             return Ok(());

@@ -389,8 +389,11 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         if has_capacity(spec, &seen.node_capacities, &place) {
             return None;
         }
-        let insufficient =
-            seen.node_capacities.of(node).insufficient(&place.pod, spec.resources())?;
+        let insufficient = seen.node_capacities.of(node).insufficient(
+            &place.pod,
+            &spec.owner(),
+            spec.resources(),
+        )?;
         let pod = if own.is_some() { "; a pod is there all the same" } else { "" };
         let why = format!("matches, but has no room: {insufficient}{pod}");
         Some(Unfit { node: node.clone(), reason: UnfitReason::InsufficientCapacity, why })

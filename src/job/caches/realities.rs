@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-
-use crate::job::manifest::PodIdentity;
 use rcfarm_api::ids::{Namespaced, PodRef};
+use rcfarm_api::job::identity::{PodIdentity, identity_in};
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::cache::CacheIndex;
@@ -42,23 +40,6 @@ impl Decoder for RealityDecoder {
 pub struct Realities {
     pub(super) places: VersionedIndex<RealityDecoder>,
     pub(super) by_job: BTreeMap<Namespaced, Vec<PodRef>>,
-}
-
-#[derive(Deserialize)]
-struct WithIdentity {
-    job: PodIdentity,
-}
-
-/// Job in the manifest, if it was made for one.
-#[must_use]
-pub fn made_for(manifest: &[u8]) -> Option<Namespaced> {
-    identity_in(manifest).map(|identity| identity.job)
-}
-
-/// Manifests of jobs are JSON; other formats are not parsed.
-fn identity_in(manifest: &[u8]) -> Option<PodIdentity> {
-    let made = manifest.starts_with(b"{").then_some(manifest)?;
-    serde_json::from_slice(made).ok().map(|WithIdentity { job }| job)
 }
 
 impl Realities {

@@ -67,8 +67,9 @@ impl JobController {
         let homes = self.homes(input);
         let address = |node: &_| self.caches.address(node);
         let job = &input.record.read.spec;
-        let placed =
-            Placed { id: &self.id, uid: input.uid, job, places: &homes, address: &address };
+        let pod_ids = input.group.pod_ids;
+        let (id, uid) = (&self.id, input.uid);
+        let placed = Placed { id, uid, job, places: &homes, address: &address, pod_ids };
         let peers = placed.peers();
         let mut answers: Vec<(Vec<Made>, Answer)> = Vec::new();
         let mut under_way = FuturesUnordered::new();

@@ -48,8 +48,9 @@ impl JobController {
         let address = |node: &NodeName| self.caches.address(node);
         // Includes nodes that are down, so that port offsets of other members stay the same.
         let homes = self.homes(input);
-        let placed =
-            Placed { id: &self.id, uid: input.uid, job, places: &homes, address: &address };
+        let pod_ids = input.group.pod_ids;
+        let (id, uid) = (&self.id, input.uid);
+        let placed = Placed { id, uid, job, places: &homes, address: &address, pod_ids };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
         if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
@@ -67,9 +68,8 @@ impl JobController {
         }
         let mut removed = Vec::new();
         for (pod, _) in &plan.remove {
-            let Some(place) = writes::place_of(&self.id, pod) else { continue };
-            ops.extend(writes::remove_ops(&place, pod.label_index, pod.intent));
-            removed.push((place, pod.slot.clone()));
+            ops.extend(writes::remove_ops(&pod.place, pod.label_index, pod.intent));
+            removed.push((pod.place.clone(), pod.slot.clone()));
         }
         if plan.collect_orphans {
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + FIXED_OPS) / POD_OPS;
@@ -91,9 +91,9 @@ impl JobController {
             GroupStep::Delete if plan.finished => ops.push(Op::CheckNotExists { key: group_key }),
             GroupStep::Delete | GroupStep::Leave => {}
             GroupStep::Keep => {
-                let there = input.pods.highest();
-                let mut wanted =
-                    writes::group_of(&self.id, input.uid, job, &plan, places.len(), &there);
+                let before = current.as_ref().filter(|_| input.group.exists).map(|c| &c.spec);
+                let (placed, pods) = (places.len(), &input.pods);
+                let mut wanted = writes::group_of(id, uid, job, &plan, placed, pods, before);
                 if let Some(current) = current {
                     wanted.other.clone_from(&current.other);
                 }
@@ -133,12 +133,14 @@ impl JobController {
     ) -> Vec<Adopted> {
         let mut adopted = Vec::new();
         for create in &plan.adopt {
-            let Ok(pod) = create.slot.pod_id(&self.id) else { continue };
-            let place = PodRef { node: create.node.clone(), pod };
-            let Some((unowned, _)) = input.pods.unowned.get(&place) else { continue };
+            let is_it =
+                |place: &PodRef, slot: &Slot| (&place.node, slot) == (&create.node, &create.slot);
+            let mut unowned = input.pods.unowned.iter();
+            let found = unowned.find(|(place, (unowned, _))| is_it(place, &unowned.slot));
+            let Some((place, (unowned, _))) = found else { continue };
             let identity = placed.identity(create);
-            ops.push(writes::adopt_op(&identity, &place, unowned));
-            adopted.push((place, identity));
+            ops.push(writes::adopt_op(&identity, place, unowned));
+            adopted.push((place.clone(), identity));
         }
         adopted
     }

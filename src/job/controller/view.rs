@@ -96,9 +96,7 @@ impl JobController {
         });
         let unowned = unowned.collect();
         self.check_missing_pods(uid, &pods, &group).await?;
-        let places = group.places.as_ref();
-        let taken = places.map(|places| self.caches.taken(&self.id, places, &pods, &self.known));
-        let taken = taken.unwrap_or_default();
+        let taken = self.caches.taken(&self.id, &group, &pods, &self.known);
         let record_index = record.index;
         let placed_at = self.caches.groups.snapshot().value.0.get(&self.id).map(|s| s.index);
         let placed_at = placed_at.unwrap_or_default();
@@ -126,8 +124,8 @@ impl JobController {
         group: &ObservedGroup,
     ) -> Result<(), ReconcileError> {
         let bare = pods.own.iter().filter(|pod| pod.intent.is_none());
-        let bare = bare.filter_map(|pod| writes::place_of(&self.id, pod));
-        let mut keys: Vec<Key> = bare.map(|at| key::intent(&at.node, &at.pod)).collect();
+        let mut keys: Vec<Key> =
+            bare.map(|pod| key::intent(&pod.place.node, &pod.place.pod)).collect();
         let status = self.chain.status();
         if status.uid == uid {
             let there: BTreeSet<&Slot> = pods.own.iter().map(|pod| &pod.slot).collect();
@@ -138,7 +136,7 @@ impl JobController {
             for (slot, node) in group.places.iter().flatten() {
                 if started(slot)
                     && !there.contains(slot)
-                    && let Ok(pod) = slot.pod_id(&self.id)
+                    && let Ok(pod) = slot.pod_id(&self.id, group.pod_ids)
                 {
                     keys.push(key::pod_labels(node, &pod));
                 }
@@ -201,6 +199,7 @@ impl JobController {
             is_foreign: false,
             round: record.spec.round,
             places,
+            pod_ids: status.placement.as_ref().map(|p| p.pod_ids).unwrap_or_default(),
             unknown: status.phase == PodGroupPhase::Unknown,
             is_over: status.phase == PodGroupPhase::Completed,
             waits: why_waits(status, read.spec.framework),

@@ -123,7 +123,7 @@ fn members_are_called_and_labelled_as_kubeflows_are() {
         crate::job::writes::labels_of(&job, &identity)
     };
     let ps = labels("PS");
-    assert_eq!(Slot::new("PS", 0).pod_id(&life.id).unwrap().as_str(), "j-ps-0");
+    assert_eq!(Slot::new("PS", 0).pod_id(&life.id, PodIdFormat::Plain).unwrap().as_str(), "j-ps-0");
     for (name, value) in [
         ("team", "a"),
         ("training.kubeflow.org/operator-name", "tfjob-controller"),

@@ -205,7 +205,7 @@ fn unowned_pods_of_the_name_are_adopted_as_members() {
     life.free = vec![free(1, "n7", true), free(2, "n8", false), free(9, "n9", true)];
     assert_eq!(life.reconcile(), P::Pending);
     assert_eq!(life.slots(), ["worker-0", "worker-1", "worker-2"]);
-    assert_eq!(life.pod("Worker", 1).node.as_str(), "n7");
+    assert_eq!(life.pod("Worker", 1).place.node.as_str(), "n7");
     let made: Vec<u32> = life.made.iter().map(|(slot, ..)| slot.index).collect();
     assert_eq!(made, [0, 2], "what is adopted is not made, what is on its way out is");
     assert_eq!(life.run(), P::Running);
@@ -218,7 +218,7 @@ fn unowned_pods_of_the_name_are_adopted_as_members() {
     life.free = vec![free(0, "n7", true)];
     life.reconcile();
     assert_eq!(life.slots(), ["worker-0"], "D2: of two the one that has come furthest stays");
-    assert_eq!(life.pod("Worker", 0).node.as_str(), "n1");
+    assert_eq!(life.pod("Worker", 0).place.node.as_str(), "n1");
 
     let mut life = tf(&[("Worker", 1, "Never")], json!({}));
     life.run();

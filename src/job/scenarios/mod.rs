@@ -21,10 +21,11 @@ use crate::job::writes::group_of;
 use rcfarm_api::Index;
 use rcfarm_api::Timestamp;
 use rcfarm_api::command::{Command, CommandAction, Target};
-use rcfarm_api::ids::{Namespaced, NodeName};
+use rcfarm_api::ids::{Namespaced, NodeName, PodRef};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase};
+use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 
 /// A job with its pods and nodes.
 struct Scenario {
@@ -56,6 +57,8 @@ struct Scenario {
     homeless: Option<Slot>,
     /// ModifyIndex of commands.
     given_at: Index,
+    /// Members whose pod id another owner's pod has on their node.
+    taken: BTreeSet<Slot>,
 }
 
 impl Scenario {
@@ -80,6 +83,7 @@ impl Scenario {
             older: false,
             homeless: None,
             given_at: Index(9),
+            taken: BTreeSet::new(),
         }
     }
 
@@ -117,7 +121,7 @@ impl Scenario {
             older: self.older,
             unowned: &self.free,
             mismatched: false,
-            taken: &BTreeSet::new(),
+            taken: &self.taken,
             group: &self.group,
             commands: &self.commands,
             may_remove: true,
@@ -143,7 +147,7 @@ impl Scenario {
             let places = self.group.places.as_ref().map_or(0, BTreeMap::len);
             let pods = Pods { own: self.pods.clone(), leaving, ..Pods::default() };
             let uid = JobUid(Index(7));
-            let group = group_of(&self.id, uid, &job, &plan, places, &pods.highest());
+            let group = group_of(&self.id, uid, &job, &plan, places, &pods, None);
             for pod in self.pods.iter().filter(|pod| !pod.lost).chain(&self.leaving) {
                 let held = |task: &rcfarm_api::pod_group::spec::TaskSpec| {
                     task.name == pod.slot.task.to_ascii_lowercase()
@@ -278,9 +282,10 @@ impl Scenario {
 }
 
 fn pod(slot: Slot, node: NodeName, version: u64, attempt: u32) -> MemberPod {
+    let pod = slot.pod_id(&"default/j".parse().unwrap(), PodIdFormat::Hashed).unwrap();
     MemberPod {
         slot,
-        node,
+        place: PodRef { node, pod },
         version,
         attempt,
         label_index: Index(1),

@@ -569,3 +569,19 @@ proptest! {
         prop_assert!(phase.starts_members() || phase.is_final() || phase == P::Aborted, "{phase}");
     }
 }
+
+#[test]
+fn a_gang_with_taken_ids_does_not_start_in_part() {
+    let mut life = volcano(&[task("w", 3)], json!({"minAvailable": 3}));
+    life.taken.insert(Slot::new("w", 1));
+    life.reconcile();
+    assert_eq!(life.slots(), [""; 0]);
+    assert_eq!(life.status.state.reason, JobReason::PlaceTaken.to_string());
+    life.taken.clear();
+    assert_eq!(life.run(), JobPhase::Running);
+    assert_eq!(life.slots(), ["w-0", "w-1", "w-2"]);
+    let mut life = volcano(&[task("w", 3)], json!({"minAvailable": 2}));
+    life.taken.insert(Slot::new("w", 1));
+    life.reconcile();
+    assert_eq!(life.slots(), ["w-0", "w-2"], "enough to start");
+}

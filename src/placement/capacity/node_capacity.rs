@@ -31,6 +31,8 @@ pub enum Insufficient {
     NothingDeclared,
     /// The record of its allocations cannot be decoded.
     Unreadable,
+    /// Another owner's pod has this id.
+    Taken(AllocationOwner),
     /// Too little of these.
     Short(Vec<Short>),
 }
@@ -67,12 +69,31 @@ impl NodeCapacity {
         self.free_beside(None)
     }
 
-    /// Why `want` does not fit beside the other pods' allocations; `None`: it does. What `pod` itself was allocated
-    /// counts as free.
+    /// Another owner that has an allocation under the id `pod`.
+    ///
+    /// An RC's allocation is no bar to another RC. An RC's pod is created in the same transaction, which Consul refuses
+    /// while the other's pod has labels; what is allocated without a pod is orphaned.
     #[must_use]
-    pub fn insufficient(&self, pod: &PodId, want: &ResourceList) -> Option<Insufficient> {
+    pub fn taken_by(&self, pod: &PodId, owner: &AllocationOwner) -> Option<&AllocationOwner> {
+        let holder = &self.allocated.pods.get(pod)?.owner;
+        let both_rcs = matches!((holder, owner), (AllocationOwner::Rc(_), AllocationOwner::Rc(_)));
+        (holder != owner && !both_rcs).then_some(holder)
+    }
+
+    /// Why `want` does not fit beside the other pods' allocations; `None`: it does. What `owner`'s pod of this id was
+    /// allocated counts as free.
+    #[must_use]
+    pub fn insufficient(
+        &self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &ResourceList,
+    ) -> Option<Insufficient> {
         if want.is_zero() {
             return None;
+        }
+        if let Some(holder) = self.taken_by(pod, owner) {
+            return Some(Insufficient::Taken(holder.clone()));
         }
         if self.is_unreadable {
             return Some(Insufficient::Unreadable);
@@ -84,16 +105,17 @@ impl NodeCapacity {
         (!short.is_empty()).then_some(Insufficient::Short(short))
     }
 
-    /// Whether `pod` was allocated exactly that.
+    /// Whether `owner`'s pod of this id was allocated exactly that.
     #[must_use]
     pub fn holds(&self, pod: &PodId, owner: &AllocationOwner, want: &ResourceList) -> bool {
         match self.allocated.pods.get(pod) {
+            Some(_) if self.taken_by(pod, owner).is_some() => want.is_zero(),
             Some(allocation) => allocation.owner == *owner && allocation.resources().equals(want),
             None => want.is_zero(),
         }
     }
 
-    /// Allocates `want` to `pod`, replacing its allocation; removes it if `want` is zero. A pod keeps its devices; new
+    /// Allocates `want` to `owner`'s pod of this id, replacing its allocation; removes it if `want` is zero. A pod keeps its devices; new
     /// ones are the free ones with the lowest numbers. An equal allocation stays as it is, even if the capacity has
     /// shrunk.
     ///
@@ -112,7 +134,7 @@ impl NodeCapacity {
             self.allocated.pods.remove(pod);
             return Ok(());
         }
-        if let Some(insufficient) = self.insufficient(pod, want) {
+        if let Some(insufficient) = self.insufficient(pod, owner, want) {
             return Err(insufficient);
         }
         let old = self.allocated.pods.remove(pod).filter(|old| old.owner == *owner);
@@ -216,6 +238,7 @@ impl fmt::Display for Insufficient {
         match self {
             Insufficient::NothingDeclared => f.write_str("it declares no capacity"),
             Insufficient::Unreadable => f.write_str("the record of its allocations cannot be read"),
+            Insufficient::Taken(owner) => write!(f, "a pod of {owner} has its id"),
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();
                 f.write_str(&all.join("; "))

@@ -28,6 +28,14 @@ fn owner(n: u128) -> AllocationOwner {
     AllocationOwner::Rc(RcId(uuid::Uuid::from_u128(n)))
 }
 
+/// The first two are RCs, the others PodGroups.
+fn any_owner(n: u128) -> AllocationOwner {
+    match n {
+        0 | 1 => owner(n),
+        _ => AllocationOwner::of_group(&format!("ns/g{n}").parse().unwrap()),
+    }
+}
+
 fn amount(text: &str) -> ResourceList {
     text.parse().unwrap()
 }
@@ -83,9 +91,31 @@ fn devices_get_the_lowest_free_numbers_and_keep_them() {
     room.allocate(&pod(2), &owner(2), &amount("gpu=1")).unwrap();
     assert_eq!(numbers(&room, 2), [0].into());
     assert!(!room.release(&pod(2), &owner(3)), "it is another's");
-    // The next pod with the id takes over the allocation, with devices of its own.
+    // An RC's next pod with the id takes over what another RC left, with devices of its own.
     room.allocate(&pod(2), &owner(3), &amount("gpu=4")).unwrap();
     assert_eq!(numbers(&room, 2), [0, 1, 2, 3].into());
+}
+
+#[test]
+fn an_id_with_another_owners_allocation_is_taken() {
+    let group = |id: &str| AllocationOwner::of_group(&id.parse().unwrap());
+    let (a, b, rc) = (group("team-a/train"), group("team-b/train"), owner(1));
+    let mut room = room("cpu=8,memory=8Gi,gpu=4");
+    room.allocate(&pod(1), &a, &amount("cpu=1,gpu=1")).unwrap();
+    let before = room.clone();
+    for other in [&b, &rc] {
+        let insufficient = room.allocate(&pod(1), other, &amount("cpu=1")).unwrap_err();
+        assert_eq!(insufficient.to_string(), "a pod of pod_group/team-a/train has its id");
+        assert_eq!(room.insufficient(&pod(1), other, &amount("cpu=1")), Some(insufficient));
+        room.allocate(&pod(1), other, &amount("")).unwrap();
+        assert!(room.holds(&pod(1), other, &amount("")), "it asks for nothing and has nothing");
+        assert!(!room.release(&pod(1), other));
+    }
+    assert_eq!(room, before);
+    room.allocate(&pod(1), &a, &amount("cpu=2,gpu=1")).unwrap();
+    // A group does not replace an RC's allocation either.
+    room.allocate(&pod(2), &rc, &amount("cpu=1")).unwrap();
+    assert_eq!(room.allocate(&pod(2), &b, &amount("cpu=1")), Err(Insufficient::Taken(rc)));
 }
 
 #[test]
@@ -101,16 +131,19 @@ fn what_does_not_fit_says_what_is_short() {
     );
     assert_eq!(room, before);
     assert_eq!(
-        NodeCapacity::default().insufficient(&pod(1), &amount("cpu=1")),
+        NodeCapacity::default().insufficient(&pod(1), &owner(1), &amount("cpu=1")),
         Some(Insufficient::NothingDeclared)
     );
     assert_eq!(
-        NodeCapacity::default().insufficient(&pod(1), &amount("")),
+        NodeCapacity::default().insufficient(&pod(1), &owner(1), &amount("")),
         None,
         "nothing fits everywhere"
     );
     let unreadable = NodeCapacity { is_unreadable: true, ..before };
-    assert_eq!(unreadable.insufficient(&pod(3), &amount("cpu=1m")), Some(Insufficient::Unreadable));
+    assert_eq!(
+        unreadable.insufficient(&pod(3), &owner(3), &amount("cpu=1m")),
+        Some(Insufficient::Unreadable)
+    );
 }
 
 #[test]
@@ -247,31 +280,34 @@ proptest! {
     #[test]
     fn invariant_14_a_room_never_allocations_more_than_it_has(
         capacity in any_amount(8),
-        acts in prop::collection::vec((0usize..5, 0u128..3, any_amount(4), prop::bool::ANY), 0..30),
+        acts in prop::collection::vec((0usize..5, 0u128..4, any_amount(4), prop::bool::ANY), 0..30),
     ) {
         let mut room = NodeCapacity { capacity, ..NodeCapacity::default() };
         for (n, who, want, releases) in acts {
             let before = room.clone();
             if releases {
-                let was_his = before.allocated.pods.get(&pod(n)).is_some_and(|a| a.owner == owner(who));
-                prop_assert_eq!(room.release(&pod(n), &owner(who)), was_his);
+                let was_his = before.allocated.pods.get(&pod(n)).is_some_and(|a| a.owner == any_owner(who));
+                prop_assert_eq!(room.release(&pod(n), &any_owner(who)), was_his);
                 prop_assert_eq!(room.allocated.pods.contains_key(&pod(n)), before.allocated.pods.contains_key(&pod(n)) && !was_his);
                 continue;
             }
-            let fits = room.insufficient(&pod(n), &want).is_none() || room.holds(&pod(n), &owner(who), &want);
-            prop_assert_eq!(room.allocate(&pod(n), &owner(who), &want).is_ok(), fits);
+            let fits = room.insufficient(&pod(n), &any_owner(who), &want).is_none() || room.holds(&pod(n), &any_owner(who), &want);
+            prop_assert_eq!(room.allocate(&pod(n), &any_owner(who), &want).is_ok(), fits);
             if fits {
-                prop_assert!(room.holds(&pod(n), &owner(who), &want));
+                prop_assert!(room.holds(&pod(n), &any_owner(who), &want));
                 let once = room.clone();
-                room.allocate(&pod(n), &owner(who), &want).unwrap();
+                room.allocate(&pod(n), &any_owner(who), &want).unwrap();
                 prop_assert_eq!(&room, &once);
                 if !before.allocated.pods.contains_key(&pod(n)) {
                     let mut restored = once;
-                    restored.release(&pod(n), &owner(who));
-                    prop_assert_eq!(restored, before);
+                    restored.release(&pod(n), &any_owner(who));
+                    prop_assert_eq!(&restored, &before);
                 }
             } else {
                 prop_assert_eq!(&room, &before);
+            }
+            if before.taken_by(&pod(n), &any_owner(who)).is_some() {
+                prop_assert_eq!(&room, &before, "another owner's allocation stays as it is");
             }
             prop_assert!(room.faults().is_empty(), "{:?}", room.faults());
         }

@@ -92,7 +92,7 @@ pub fn has_capacity(spec: &RcSpec, capacities: &NodeCapacities, pod_ref: &PodRef
     let (node, want) = (capacities.of(&pod_ref.node), spec.resources());
     node.is_unreadable
         || node.holds(&pod_ref.pod, &spec.owner(), want)
-        || node.insufficient(&pod_ref.pod, want).is_none()
+        || node.insufficient(&pod_ref.pod, &spec.owner(), want).is_none()
 }
 
 /// Nodes that can take a pod of the RC, as far as labels, readiness and capacity go.
@@ -147,10 +147,11 @@ impl ReplicationObserved {
         if want.is_zero() {
             return OpenNodes { nodes: Box::new(open), insufficient: Vec::new() };
         }
+        let owner = self.spec.owner();
         let (mut sufficient, mut insufficient) = (Vec::new(), Vec::new());
         for node in open {
             let capacity = self.capacities.of(node);
-            match capacity.insufficient(pod, want) {
+            match capacity.insufficient(pod, &owner, want) {
                 None => sufficient.push((node, capacity)),
                 Some(why) => insufficient.push((node, why)),
             }

@@ -1,6 +1,7 @@
 //! Jobs from submission to end, with farms, fake nodes and users.
 
 mod deletion;
+mod pod_ids;
 
 use deletion::nothing_is_left;
 
@@ -17,6 +18,7 @@ use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
+use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_api::queue::status::QueueStatus;
 use rcfarm_emulator::{Fate, FaultOutcome, KvOp, Request};
 use rcfarm_store::{Store as _, TxnOutcome};
@@ -24,7 +26,7 @@ use rcfarm_testing::fake_nodes::{FakeNodes, FakePod, report};
 use rcfarm_testing::wait::within;
 use serde_json::{Value, json};
 
-/// Nodes on which a pod ends with the code of `ends`, given its id and attempt.
+/// Nodes on which a pod ends with the code of `ends`, given `<job>-<task>-<index>` and its attempt.
 fn nodes(
     cluster: &Cluster,
     ends: impl Fn(&str, u64) -> Option<i32> + Send + Sync + 'static,
@@ -32,7 +34,7 @@ fn nodes(
     // Each pod is reported as running first.
     let exit_code = move |pod: &FakePod<'_>| match pod.is_new {
         true => None,
-        false => ends(pod.id.as_str(), pod.attempt),
+        false => ends(pod.name, pod.attempt),
     };
     let store = Arc::new(cluster.store.clone());
     FakeNodes::start(store, cluster.clock.clone(), Box::new(exit_code))
@@ -46,6 +48,11 @@ async fn say(cluster: &Cluster, node: &NodeName, pod: &PodId, manifest: &Bytes, 
 
 fn id(name: &str) -> Namespaced {
     name.parse().unwrap()
+}
+
+/// Id of a member's pod.
+fn pod_id(job: &str, task: &str, index: u32) -> PodId {
+    PodIdFormat::Hashed.pod_id(&id(job), task, index).unwrap()
 }
 
 fn task(name: &str, replicas: u32) -> Value {
@@ -266,10 +273,10 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
         _ => Fate::DELIVER,
     });
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
-    let intent = key::intents().key_of("n0000/j-w-0").unwrap();
+    let (node, pod): (NodeName, _) = ("n0000".parse().unwrap(), pod_id("default/j", "w", 0));
+    let intent = key::intent(&node, &pod);
     let read = async || cluster.entry(&intent).await;
     within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
-    let (node, pod) = ("n0000".parse().unwrap(), "j-w-0".parse().unwrap());
     let manifest = read().await.unwrap().value;
     say(&cluster, &node, &pod, &manifest, None).await;
     reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;

@@ -143,7 +143,7 @@ fn check(cluster: &Cluster) {
             }
             let Some(place) = &status.placement else { continue };
             for (task, n, node) in place.placed() {
-                let pod = PodGroupSpec::pod_id(&id.name, task, n).unwrap();
+                let pod = place.pod_ids.pod_id(&id, task, n).unwrap();
                 let member = (node.to_string(), pod.to_string());
                 let is_promised = allocated.contains(&member) || place.asks[task].is_empty();
                 let whole = place.state != PlacementState::Bound || is_promised;

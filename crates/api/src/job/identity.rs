@@ -35,6 +35,18 @@ pub struct PodIdentity {
     pub attempt: u32,
 }
 
+/// The identity in this manifest; `None`: it was not made for a job. Manifests of jobs are JSON; other formats are not
+/// parsed.
+#[must_use]
+pub fn identity_in(manifest: &[u8]) -> Option<PodIdentity> {
+    #[derive(Deserialize)]
+    struct WithIdentity {
+        job: PodIdentity,
+    }
+    let made = manifest.starts_with(b"{").then_some(manifest)?;
+    serde_json::from_slice(made).ok().map(|WithIdentity { job }| job)
+}
+
 /// The identity in these labels; `None` if they are not complete.
 #[must_use]
 pub fn mark_of(labels: &Labels) -> Option<PodIdentity> {

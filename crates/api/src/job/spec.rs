@@ -15,6 +15,7 @@ use crate::command::CommandAction;
 use crate::ids::{Namespaced, PodId};
 use crate::labels::Selector;
 use crate::manifest::HealthStanza;
+use crate::pod_group::pod_ids::PodIdFormat;
 
 /// Uid of a job: the CreateIndex of its record. A job that is deleted and created again has another uid.
 #[derive(
@@ -414,12 +415,18 @@ impl Slot {
         Slot { task: task.to_owned(), index }
     }
 
-    /// Id of its pod, `<job>-<task>-<index>`: the same after each restart and on each node.
+    /// Id of its pod: the same after each restart and on each node.
     ///
     /// # Errors
-    /// [`InvalidText`] if the id would be too long.
-    pub fn pod_id(&self, job: &Namespaced) -> Result<PodId, InvalidText> {
-        format!("{}-{}-{}", job.name, self.task.to_ascii_lowercase(), self.index).parse()
+    /// [`InvalidText`] if job, task and index make no legal id.
+    pub fn pod_id(&self, job: &Namespaced, format: PodIdFormat) -> Result<PodId, InvalidText> {
+        format.pod_id(job, &self.task.to_ascii_lowercase(), self.index)
+    }
+
+    /// Whether this is the id of its pod, in one of the formats.
+    #[must_use]
+    pub fn is_named(&self, job: &Namespaced, pod: &PodId) -> bool {
+        PodIdFormat::ALL.iter().any(|format| self.pod_id(job, *format).as_ref() == Ok(pod))
     }
 }
 

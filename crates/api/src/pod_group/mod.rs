@@ -6,5 +6,6 @@
 //! A crash between two writes leaves: see [`status::GroupPlacement`] and `rcfarm::batch`.
 
 mod phase;
+pub mod pod_ids;
 pub mod spec;
 pub mod status;

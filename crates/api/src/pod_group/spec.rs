@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::phase::PodGroupReason;
-use crate::ids::{DEFAULT_QUEUE, Namespaced, ObjectName, PodId, QueueName};
+use super::pod_ids::PodIdFormat;
+use crate::ids::{DEFAULT_QUEUE, Namespaced, QueueName};
 use crate::labels::{Selector, SelectorError};
 use crate::resource_list::{PODS, ResourceList};
 use crate::{FieldError, InvalidText, Stored};
@@ -57,6 +58,9 @@ pub struct PodGroupSpec {
     pub min_resources: ResourceList,
     /// Its tasks.
     pub tasks: Vec<TaskSpec>,
+    /// How its pods are named from its next placement on; missing: `Plain`.
+    #[serde(skip_serializing_if = "PodIdFormat::is_plain")]
+    pub pod_ids: PodIdFormat,
     /// Its owner; a group that a user wrote has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerRef>,
@@ -92,6 +96,7 @@ impl Default for PodGroupSpec {
             priority: 0,
             min_resources: ResourceList::default(),
             tasks: Vec::new(),
+            pod_ids: PodIdFormat::Plain,
             owner: None,
             round: 0,
             schedule_timeout_seconds: None,
@@ -101,7 +106,8 @@ impl Default for PodGroupSpec {
     }
 }
 
-/// Equal members, placed together with those of the other tasks. Pods are called `<group>-<task>-<index>`, from 0.
+/// Equal members, placed together with those of the other tasks. Their indices begin with 0; see [`PodIdFormat`] for
+/// the ids of their pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskSpec {
@@ -217,14 +223,6 @@ impl PodGroupSpec {
         ResourceList::sum(&self.tasks.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// Id of a member's pod, in the group `name`.
-    ///
-    /// # Errors
-    /// [`InvalidText`] if the id is too long; [`PodGroupSpec::check`] reports that first.
-    pub fn pod_id(name: &ObjectName, task: &str, index: u32) -> Result<PodId, InvalidText> {
-        format!("{name}-{task}-{index}").parse()
-    }
-
     /// Names of fields that have no effect, so that users are told.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
@@ -318,7 +316,7 @@ impl TaskSpec {
             return Some(FieldError::from(error).below("name").below(path));
         }
         let last = self.replicas.saturating_sub(1);
-        if let Err(error) = PodGroupSpec::pod_id(&id.name, &self.name, last) {
+        if let Err(error) = PodIdFormat::Hashed.pod_id(id, &self.name, last) {
             let why = format!("its pods' names are none: {error}");
             return Some(FieldError::new(
                 format!("{path}.name"),

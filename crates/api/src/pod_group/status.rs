@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 pub use super::phase::{PodGroupPhase, PodGroupReason};
+use super::pod_ids::PodIdFormat;
 use super::spec::{MemberCounts, PodGroupSpec};
 use crate::Index;
 use crate::ResourceList;
@@ -36,6 +37,9 @@ pub struct GroupPlacement {
     /// Request of a member of each task. A changed record takes effect with the next round.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub asks: BTreeMap<String, ResourceList>,
+    /// How the pods are named under which the members' resources are allocated; missing: `Plain`.
+    #[serde(default, rename = "podIds", skip_serializing_if = "PodIdFormat::is_plain")]
+    pub pod_ids: PodIdFormat,
     /// While it is being released: the group's phase after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<PodGroupPhase>,
@@ -232,8 +236,6 @@ mod tests {
         assert_eq!((least["a"], least["b"]), (2, 1), "b's own minimum first, then in order");
         assert_eq!(spec.charge(&least), "cpu=2,gpu=1,pods=3".parse().unwrap());
         assert_eq!(spec.charge(&spec.all()), "cpu=2,gpu=4,pods=6".parse().unwrap());
-        let name = "g".parse().unwrap();
-        assert_eq!(PodGroupSpec::pod_id(&name, "a", 1).unwrap().as_str(), "g-a-1");
     }
 
     #[test]

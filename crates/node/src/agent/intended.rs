@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::state::StoredPod;
-use rcfarm_api::ids::{PodId, RcId};
+use rcfarm_api::allocation::{Allocation, AllocationOwner};
+use rcfarm_api::ids::{Namespaced, PodId, RcId};
+use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::manifest::content_hash;
 
 /// A pod that is intended on this node.
@@ -16,17 +18,42 @@ pub struct Intended {
     pub hash: u64,
     /// The replication controller in the pod's labels.
     pub owner: Option<RcId>,
+    /// The job in the manifest.
+    pub job: Option<Namespaced>,
     /// Device numbers allocated to the pod, by device kind.
     pub devices: BTreeMap<String, BTreeSet<u32>>,
 }
 
 impl From<StoredPod> for Intended {
-    fn from(stored: StoredPod) -> Self {
+    fn from(StoredPod { manifest, owner, devices }: StoredPod) -> Self {
+        Intended::new(&manifest, owner, devices)
+    }
+}
+
+impl Intended {
+    pub(super) fn new(
+        manifest: &str,
+        owner: Option<RcId>,
+        devices: BTreeMap<String, BTreeSet<u32>>,
+    ) -> Self {
+        let job = identity_in(manifest.as_bytes()).map(|identity| identity.job);
         Intended {
-            hash: hash_of(&stored.manifest, &stored.devices),
-            manifest: stored.manifest.into(),
-            owner: stored.owner,
-            devices: stored.devices,
+            hash: hash_of(manifest, &devices),
+            manifest: manifest.into(),
+            owner,
+            job,
+            devices,
+        }
+    }
+
+    /// Whether an allocation under the pod's id is the pod's own. Another owner may have written its allocation there:
+    /// jobs of older farms share ids with others. An RC's allocation is written together with the pod's labels, so
+    /// between two RCs the allocation counts.
+    pub(super) fn is_own(&self, allocation: &Allocation) -> bool {
+        match (&self.job, &allocation.owner) {
+            (Some(job), owner) => *owner == AllocationOwner::of_group(job),
+            (None, AllocationOwner::Rc(_)) => true,
+            (None, AllocationOwner::Other(_)) => self.owner.is_none(),
         }
     }
 }

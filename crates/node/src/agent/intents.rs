@@ -18,7 +18,6 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::decode_labels;
-use rcfarm_api::manifest::content_hash;
 use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::Env;
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -121,12 +120,8 @@ impl IntentWatch {
             let manifest = String::from_utf8_lossy(&entry.value);
             let old = last.pods.get(&pod).filter(|old| *old.manifest == *manifest);
             has_new |= old.is_none();
-            let intended = old.cloned().unwrap_or_else(|| Intended {
-                hash: content_hash(manifest.as_bytes()),
-                manifest: manifest.into(),
-                owner: None,
-                devices: BTreeMap::new(),
-            });
+            let new = || Intended::new(&manifest, None, BTreeMap::new());
+            let intended = old.cloned().unwrap_or_else(new);
             pods.insert(pod, intended);
         }
         let missing: BTreeSet<PodId> =
@@ -166,8 +161,8 @@ impl IntentWatch {
         Ok(listed.into_iter().filter_map(pod).collect())
     }
 
-    /// Sets the devices that are allocated to the pods. A pod without an allocation keeps its devices: somebody
-    /// deleted the allocation, and the farm will write it again.
+    /// Sets the devices that are allocated to the pods. A pod without an allocation of its own keeps its devices: somebody
+    /// deleted or replaced the allocation, and the farm will write it again.
     async fn allocated_devices(
         &self,
         pods: &mut BTreeMap<PodId, Intended>,
@@ -179,7 +174,8 @@ impl IntentWatch {
         // At the first read, devices without an allocation come from the previous agent.
         let kept = if last.pods.is_empty() { self.data.pods() } else { BTreeMap::new() };
         for (pod, intended) in pods {
-            match (allocated.pods.get(pod), kept.get(pod)) {
+            let own = allocated.pods.get(pod).filter(|allocation| intended.is_own(allocation));
+            match (own, kept.get(pod)) {
                 (Some(allocation), _) => intended.devices.clone_from(&allocation.devices),
                 (None, Some(kept)) if *kept.manifest == *intended.manifest => {
                     intended.devices.clone_from(&kept.devices);

@@ -80,8 +80,17 @@ impl NodePods {
         }
     }
 
+    /// Accepts a pod of which no process is left. If the pod before it was another job's, its files are deleted: logs and
+    /// counted starts are that job's.
     pub(super) fn accept(&mut self, id: PodId, intended: Intended) {
         info!(pod = %id, "pod accepted");
+        if self.by_id.get(&id).is_some_and(|pod| pod.intended.job != intended.job) {
+            info!(pod = %id, "the pod before it was another job's: its files are deleted");
+            if let Err(error) = self.data.forget(&id) {
+                warn!(pod = %id, %error, "the files of the pod before it cannot be deleted");
+            }
+            cgroup::remove(&id);
+        }
         let now = self.uptime();
         let pod = self.insert(id.clone(), intended, now);
         if let Err(why) = &pod.spec {

@@ -6,8 +6,8 @@ use super::allocations::overcommitted;
 use crate::facts::Report;
 use crate::model::{AppliedWrite, JobModel, ModelEvent, is_members};
 use crate::reached::{Occasion, met_if};
-use rcfarm_api::pod_group::spec::PodGroupSpec;
-use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
+use rcfarm_api::ids::NodeName;
+use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use rcfarm_api::resource_list::CPU;
 
 pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
@@ -41,7 +41,7 @@ fn allocations(model: &JobModel, report: Report<'_>) {
     for (id, status) in &model.group_statuses {
         let Some(place) = &status.placement else { continue };
         for (task, n, node) in place.placed() {
-            let Ok(pod) = PodGroupSpec::pod_id(&id.name, task, n) else { continue };
+            let Ok(pod) = place.pod_ids.pod_id(id, task, n) else { continue };
             let member = (node.clone(), pod);
             let asks = place.asks.get(task).is_some_and(|asks| !asks.is_empty());
             if place.state == PlacementState::Bound && asks && !allocated.contains(&member) {
@@ -60,10 +60,12 @@ fn allocations(model: &JobModel, report: Report<'_>) {
 #[must_use]
 pub fn stray(model: &JobModel) -> Option<String> {
     let placed = model.group_statuses.iter().flat_map(|(id, status)| {
-        let placed = status.placement.iter().flat_map(|place| place.placed());
-        placed.filter_map(|(task, n, node)| {
-            Some((node.clone(), PodGroupSpec::pod_id(&id.name, task, n).ok()?))
-        })
+        let member = |place: &GroupPlacement, (task, n, node): (&str, u32, &NodeName)| {
+            Some((node.clone(), place.pod_ids.pod_id(id, task, n).ok()?))
+        };
+        let of =
+            move |place| GroupPlacement::placed(place).filter_map(move |one| member(place, one));
+        status.placement.iter().flat_map(of)
     });
     let placed: BTreeSet<_> = placed.collect();
     model.allocations.iter().find_map(|(node, allocations)| {

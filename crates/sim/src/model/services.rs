@@ -385,7 +385,7 @@ impl ServiceModel {
         let capacity = said.map(|said| said.capacity.clone()).unwrap_or_default();
         let allocated = self.allocations.get(node).cloned().unwrap_or_default();
         let room = NodeCapacity { capacity, allocated, ..NodeCapacity::default() };
-        room.insufficient(spec.manifest.id(), spec.resources()).is_none()
+        room.insufficient(spec.manifest.id(), &spec.owner(), spec.resources()).is_none()
     }
 
     /// Whether a node is fit now.

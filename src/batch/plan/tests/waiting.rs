@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{NODE, TestScheduler, id, queue, workers};
+use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
 
 /// Its owner may have created a pod there since.
@@ -121,4 +122,55 @@ fn waiting_groups_cost_nothing_until_capacity_grows() {
     sched.run();
     assert_eq!(sched.status("g00").phase, PodGroupPhase::Inqueue);
     assert!(steps(&sched) < 30, "{}", steps(&sched));
+}
+
+/// `a` with task `b-w` and `a-b` with task `w` have equal pod ids, unless they are hashed.
+#[test]
+fn a_group_is_placed_beside_pods_that_have_its_ids() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    let one = |task: &str| json!([{"name": task, "replicas": 1, "resources": {"cpu": "1"}}]);
+    sched.group("a", json!({"tasks": one("b-w")}));
+    sched.run();
+    sched.group("a-b", json!({"tasks": one("w")}));
+    sched.run();
+    let node = |sched: &TestScheduler, name: &str| sched.nodes(name).concat();
+    assert_ne!(node(&sched, "a"), node(&sched, "a-b"));
+    let before = sched.fleet.node_capacities.clone();
+    sched.group("other/a", json!({"tasks": one("b-w")}));
+    sched.run();
+    assert_eq!(sched.status("other/a").phase, PodGroupPhase::Pending);
+    let message = &sched.status("other/a").message;
+    let why = format!("{}: a-b-w-0 is the id of a pod of pod_group/ns/a", node(&sched, "a"));
+    assert!(message.contains(&why), "{message}");
+    assert_eq!(sched.fleet.node_capacities, before, "the others keep what they have");
+    sched.group("third/a", json!({"podIds": "Hashed", "tasks": one("b-w")}));
+    sched.run();
+    assert!(sched.status("third/a").phase.is_admitted());
+}
+
+/// Several equal groups are placed by one question.
+#[test]
+fn equal_single_pods_with_one_id_go_to_different_nodes() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    for name in ["x/a", "y/a"] {
+        sched.group(name, json!({"tasks": workers(1, "1")}));
+    }
+    sched.run();
+    assert_ne!(sched.nodes("x/a"), sched.nodes("y/a"));
+}
+
+/// Only a new placement takes another format; allocations are found by the ids that they were made with.
+#[test]
+fn a_placement_keeps_the_format_of_its_ids() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    sched.group("a", json!({"tasks": workers(2, "1"), "minMember": 1}));
+    sched.run();
+    let format = |sched: &TestScheduler| sched.status("a").placement.as_ref().unwrap().pod_ids;
+    assert_eq!(format(&sched), PodIdFormat::Plain);
+    sched.group("a", json!({"podIds": "Hashed", "tasks": workers(3, "1"), "minMember": 1}));
+    sched.run();
+    assert_eq!((format(&sched), sched.nodes("a").len()), (PodIdFormat::Plain, 3));
+    sched.group("a", json!({"podIds": "Hashed", "tasks": workers(3, "1"), "round": 1}));
+    sched.run();
+    assert_eq!((format(&sched), sched.nodes("a").len()), (PodIdFormat::Hashed, 3));
 }
