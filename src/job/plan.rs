@@ -4,6 +4,7 @@
 //! remove, the change of the PodGroup and the next status. The controller commits it and plans again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::adoption::{AdoptionVerdict, Reference, verdict};
 use super::frameworks::{self, Counts, FrameworkOutcome, total};
@@ -130,6 +131,9 @@ pub struct JobPlan {
     /// Time of the next reconcile if nothing changes before.
     pub wake_at: Option<Timestamp>,
 }
+
+/// Interval between looks at another owner's pods that have ids of members: changes of these wake nobody.
+const TAKEN_EVERY: Duration = Duration::from_secs(2);
 
 impl JobPlan {
     fn wake(&mut self, at: Option<Timestamp>) {
@@ -311,7 +315,7 @@ fn is_over(seen: &JobObserved<'_>, plan: &mut JobPlan) -> bool {
 
 /// Time at which a job that ended at `since` is deleted (`kubeflow.md` §1.6).
 #[must_use]
-pub fn expiry(since: Timestamp, ttl: std::time::Duration) -> Timestamp {
+pub fn expiry(since: Timestamp, ttl: Duration) -> Timestamp {
     since.checked_add(ttl).unwrap_or(Timestamp::MAX)
 }
 
@@ -507,7 +511,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
         return;
     }
-    if misses_places(seen, places, members) {
+    if waiting::misses_places(seen, places, members) {
         return;
     }
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
@@ -544,18 +548,6 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
             plan.create.push(Create { slot, node: node.clone(), version, attempt });
         }
     }
-}
-
-/// Whether too few members could start because others' pods have their ids on their nodes. Then none starts: it would be
-/// part of a gang.
-fn misses_places(
-    seen: &JobObserved<'_>,
-    places: &BTreeMap<Slot, NodeName>,
-    members: &BTreeMap<Slot, &MemberPod>,
-) -> bool {
-    let open = |slot: &&Slot| !seen.taken.contains(*slot) && !members.contains_key(*slot);
-    let most = members.len() + places.keys().filter(open).count();
-    !seen.taken.is_empty() && most < seen.job.min_available as usize
 }
 
 /// Whether members of an older attempt still exist; no new member starts before they are gone.
@@ -603,6 +595,9 @@ fn alarms(seen: &JobObserved<'_>, plan: &mut JobPlan) {
         (seen.job.active_deadline, status.start_time, status.state.phase.is_final())
     {
         due.push(expiry(start, limit));
+    }
+    if !seen.taken.is_empty() && status.state.phase.starts_members() {
+        due.extend(seen.now.checked_add(TAKEN_EVERY).ok());
     }
     let next = due.into_iter().filter(|at| *at > seen.now).min();
     plan.wake(next);

@@ -1,8 +1,12 @@
 //! Reason and message of a job that waits. Pure.
 
+use std::collections::BTreeMap;
+
 use super::document::queue_field;
 use super::frameworks::FrameworkOutcome;
+use super::members::MemberPod;
 use super::plan::{JobObserved, JobPlan, waits_for_old};
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{Framework, Slot};
 use rcfarm_api::job::status::JobReason;
@@ -69,4 +73,16 @@ fn waiting(seen: &JobObserved<'_>, plan: &JobPlan, outcome: &FrameworkOutcome) -
         ),
         _ => (outcome.reason.to_string(), outcome.message.clone()),
     }
+}
+
+/// Whether too few members could start because others' pods have their ids on their nodes. Then none starts: it would be
+/// part of a gang.
+pub(super) fn misses_places(
+    seen: &JobObserved<'_>,
+    places: &BTreeMap<Slot, NodeName>,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> bool {
+    let open = |slot: &&Slot| !seen.taken.contains(*slot) && !members.contains_key(*slot);
+    let most = members.len() + places.keys().filter(open).count();
+    !seen.taken.is_empty() && most < seen.job.min_available as usize
 }

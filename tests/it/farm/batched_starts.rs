@@ -11,6 +11,7 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_api::labels::decode_labels;
+use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use serde_json::json;
 
@@ -51,9 +52,13 @@ fn farm(
 }
 
 async fn submit(cluster: &Cluster, suspend: bool) {
+    submit_needing(cluster, MEMBERS, suspend).await;
+}
+
+async fn submit_needing(cluster: &Cluster, enough: usize, suspend: bool) {
     let task = json!({"name": "w", "replicas": MEMBERS, "template": {"spec": {
         "restartPolicy": "Never", "containers": [{"name": "c", "command": ["true"]}]}}});
-    let spec = json!({"spec": {"tasks": [task], "minAvailable": MEMBERS, "suspend": suspend}});
+    let spec = json!({"spec": {"tasks": [task], "minAvailable": enough, "suspend": suspend}});
     cluster.put(key::job(&job()), spec.to_string()).await;
 }
 
@@ -176,25 +181,31 @@ async fn batched_start_of_an_aborted_job_is_rolled_back() {
     }
 }
 
-/// A pod of another owner has the id of a member: other members start, and the job reports the conflict.
+/// A pod of another owner has the id of a member. The others start if they are enough; otherwise none does. The job
+/// reports the conflict.
 #[tokio::test(start_paused = true)]
-async fn conflicting_pod_blocks_only_its_own_member() {
-    let cluster = Cluster::new(1).await;
-    let node = crate::harness::node(0);
-    let pod = "j-w-140".parse().unwrap();
-    let (labels, intent) = (key::pod_labels(&node, &pod), key::intent(&node, &pod));
-    cluster.put(intent.as_str(), "id: j-w-140\n").await;
-    let farm = cluster.start("a");
-    submit(&cluster, false).await;
-    within(60 * SECOND, "the others are there", || async {
-        intents(&cluster).await == MEMBERS && status(&cluster).await.state.reason == "PlaceTaken"
-    })
-    .await;
-    cluster.delete(intent.as_str()).await;
-    within(60 * SECOND, "all are there", || async {
-        let own = cluster.entry(&labels).await.is_some();
-        own && intents(&cluster).await == MEMBERS
-    })
-    .await;
-    farm.stop().await;
+async fn conflicting_pod_blocks_its_own_member_or_the_whole_gang() {
+    for (enough, started) in [(MEMBERS - 1, MEMBERS - 1), (MEMBERS, 0)] {
+        let cluster = Cluster::new(1).await;
+        let node = crate::harness::node(0);
+        let pod = PodIdFormat::Hashed.pod_id(&job(), "w", 140).unwrap();
+        let (labels, intent) = (key::pod_labels(&node, &pod), key::intent(&node, &pod));
+        cluster.put(intent.as_str(), format!("id: {pod}\n")).await;
+        let farm = cluster.start("a");
+        submit_needing(&cluster, enough, false).await;
+        within(60 * SECOND, "it says so", || async {
+            intents(&cluster).await == started + 1
+                && status(&cluster).await.state.reason == "PlaceTaken"
+        })
+        .await;
+        tokio::time::sleep(30 * SECOND).await;
+        assert_eq!(intents(&cluster).await, started + 1, "{enough} are needed");
+        cluster.delete(intent.as_str()).await;
+        within(60 * SECOND, "all are there", || async {
+            let own = cluster.entry(&labels).await.is_some();
+            own && intents(&cluster).await == MEMBERS
+        })
+        .await;
+        farm.stop().await;
+    }
 }
