@@ -376,7 +376,11 @@ impl<'a> Pass<'a, '_> {
         };
         enough.map_err(|too_much| (too_much.reason, Message::Text(too_much.message)))?;
         match self.memory.find(&asked.gang) {
-            Ok(found) => self.beside((c.id, c.record.spec.pod_ids), &asked.gang, found),
+            Ok(found) => {
+                let ids = (c.id, c.record.spec.pod_ids);
+                let found = self.beside(ids, &asked.gang, found);
+                found.map_err(|(reason, text)| (reason, Message::Text(text)))
+            }
             Err(reason) => Err((reason, Message::DoesNotFit(asked.gang))),
         }
     }

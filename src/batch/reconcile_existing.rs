@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing,
-    nodes_of, parts,
+    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing, nodes_of,
+    parts,
 };
 use super::plan::{Candidate, Pass};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
@@ -518,9 +518,8 @@ impl<'a> Pass<'a, '_> {
             // The rest stays placed until the next pass.
             kept = place.clone();
             let gone = |task: &str, n: usize| {
-                let pod = u32::try_from(n)
-                    .ok()
-                    .and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
+                let pod =
+                    u32::try_from(n).ok().and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
                 part.iter().any(|member| Some(&member.pod) == pod.as_ref())
             };
             for (task, nodes) in &mut kept.members {

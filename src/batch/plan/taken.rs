@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Message, Pass, Why};
+use super::Pass;
 use crate::placement::capacity::{Decision, Fleet, Gang, GangPlacement, WaitReason, place};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId};
@@ -18,13 +18,13 @@ impl Pass<'_, '_> {
     /// its nodes, a placement on other nodes.
     ///
     /// # Errors
-    /// Too few other nodes have room.
-    pub(super) fn beside(
+    /// Too few other nodes have room: reason and text for people.
+    pub(in crate::batch) fn beside(
         &self,
         (id, format): (&GroupId, PodIdFormat),
         gang: &Gang,
         found: GangPlacement,
-    ) -> Result<GangPlacement, Why> {
+    ) -> Result<GangPlacement, (PodGroupReason, String)> {
         let node_capacities = self.memory.index.node_capacities().clone();
         let mut fleet: Option<Fleet> = None;
         let (mut found, mut taken) = (found, Vec::new());
@@ -35,7 +35,8 @@ impl Pass<'_, '_> {
             if others.is_empty() {
                 return Ok(found);
             }
-            let seen = || Fleet { node_capacities: node_capacities.clone(), ..self.seen.fleet.clone() };
+            let seen =
+                || Fleet { node_capacities: node_capacities.clone(), ..self.seen.fleet.clone() };
             let fleet = fleet.get_or_insert_with(seen);
             for (node, (pod, owner)) in others {
                 taken.push(format!("{node}: {pod} is the id of a pod of {owner}"));
@@ -56,7 +57,7 @@ impl Pass<'_, '_> {
             };
             let texts = waits.iter().map(|wait| format!("task {}: {}", wait.task, wait.message));
             let text = texts.chain(taken).collect::<Vec<_>>().join("; ");
-            return Err((reason, Message::Text(text)));
+            return Err((reason, text));
         }
     }
 
