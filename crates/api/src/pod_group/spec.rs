@@ -14,7 +14,7 @@ use super::pod_ids::PodIdFormat;
 use crate::ids::{DEFAULT_QUEUE, Namespaced, QueueName};
 use crate::labels::{Selector, SelectorError};
 use crate::resource_list::{PODS, ResourceList};
-use crate::{FieldError, InvalidText, Stored};
+use crate::{FieldError, Stored};
 
 /// Larger groups are rejected as typing errors.
 pub const MOST_MEMBERS: u64 = 100_000;
