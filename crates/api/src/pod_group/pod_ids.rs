@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::content_hash;
 use crate::InvalidText;
+use crate::content_hash;
 use crate::ids::{Namespaced, PodId, check_segment};
 
 /// Letters of the hash in a pod id. Without digits no hash is taken for an index; without vowels it is no word.
