@@ -1,6 +1,7 @@
 //! Controller of one claimed scheduler record: reads, plans, commits.
 
 mod queues;
+mod set_aside;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,12 +11,13 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tracing::warn;
 
+use self::set_aside::GroupsSetAside;
 use super::caches::SchedulerCaches;
 use super::failpoints;
 use super::placing::PlacementChange;
-use super::plan::{BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, plan};
+use super::plan::{BatchObserved, BatchPlan, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
-use super::writes::{PlacementBatch, QueueBook, audited, batch, nodes_per_change, revised};
+use super::writes::{PlacementBatch, QueueBook, audited, batch, bounds, revised};
 use crate::cluster::allocations::booked_node;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
@@ -35,7 +37,7 @@ use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::list_surely;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, Query, Versioned, offload};
+use rcfarm_store::{Index, Op, Query, StoreError, Versioned, offload};
 
 /// Limit of groups placed in one pass.
 const PLACED_PER_PASS: usize = 500;
@@ -57,6 +59,7 @@ pub struct OrderingController {
     groups: GroupStatuses,
     /// Groups whose status cannot be decoded. They are left unchanged, since their allocations are unknown.
     unreadable: BTreeSet<GroupId>,
+    set_aside: GroupsSetAside,
     queues: QueueBook,
     since: Timestamp,
     memory: PassMemory,
@@ -135,6 +138,7 @@ impl OrderingController {
             chain,
             groups: GroupStatuses::new(),
             unreadable: BTreeSet::new(),
+            set_aside: GroupsSetAside::default(),
             queues: QueueBook::new(),
             since,
             memory: PassMemory::default(),
@@ -240,6 +244,7 @@ impl OrderingController {
             self.refresh().await?;
         }
         let Some((record_index, spec, selector)) = self.record().await? else { return Ok(None) };
+        self.take_back();
         let queues = self.caches.queues.snapshot();
         let groups = self.caches.groups.snapshot();
         if !queues.is_read() || !groups.is_read() {
@@ -258,18 +263,14 @@ impl OrderingController {
             groups: &shown_groups,
             statuses: &self.groups,
             unreadable: &self.unreadable,
+            set_aside: &self.set_aside.groups,
             fleet: &fleet,
             down: &down,
             may_forget: groups.untrusted.is_none(),
             with_orphaned: self.to_recount || monotonic() >= self.leaks_at,
             now: self.ctx.clock.wall(),
             latest,
-            bounds: Bounds {
-                placed: PLACED_PER_PASS,
-                steps: STEPS_PER_PASS,
-                nodes: nodes_per_change(self.ctx.limits),
-                says: self.ctx.limits.ops,
-            },
+            bounds: bounds(PLACED_PER_PASS, STEPS_PER_PASS, self.ctx.limits),
         };
         let idle = self.idle.as_ref().filter(|i| i.is_of(&observed, &queues.value, &groups.value));
         let plan = match idle {
@@ -296,26 +297,45 @@ impl OrderingController {
         Ok(Some(BatchView { record_index, queues: queues_view, plan }))
     }
 
-    /// Commits the changes in order, with as few transactions as possible. `false`: one was refused.
+    /// Commits the changes in order, with as few transactions as possible. `false`: one was refused, or its group was
+    /// set aside: plan again.
     async fn make(
         &mut self,
         input: &BatchView,
         changes: &[PlacementChange],
     ) -> Result<bool, ReconcileError> {
-        let mut rest = changes;
+        let (mut rest, mut most) = (changes, usize::MAX);
         while !rest.is_empty() {
             let node_capacities = self.caches.view.node_capacities();
-            let made = batch(rest, &node_capacities, &input.queues, &self.queues, self.ctx.limits);
+            let next = &rest[..rest.len().min(most)];
+            let made = batch(next, &node_capacities, &input.queues, &self.queues, self.ctx.limits);
             let (these, after) = rest.split_at(made.count.max(1));
+            if !made.fits {
+                let bytes: usize = made.ops.iter().map(Op::body_bytes).sum();
+                let most = self.ctx.limits.bytes;
+                let why = format!("its change takes {bytes} bytes, and a transaction holds {most}");
+                self.set_aside(&these[0], why);
+                return Ok(false);
+            }
             let details = Details::GroupsOrdered(GroupsOrdered {
                 scheduler: self.me.clone(),
                 farm: self.ctx.farm.clone(),
                 actor: Actor::Farm,
                 groups: these.iter().map(audited).collect(),
             });
-            match self.commit(input.record_index, made.ops.clone(), Some(details)).await? {
-                Committed::Applied(index) => self.learn(these, made, index),
-                Committed::Refused(_) => return Ok(false),
+            match self.commit(input.record_index, made.ops.clone(), Some(details)).await {
+                Ok(Committed::Applied(index)) => self.learn(these, made, index),
+                Ok(Committed::Refused(_)) => return Ok(false),
+                // One of them is at fault. Consul's limit may be lower than the one that the farm knows.
+                Err(ReconcileError::Store(StoreError::TooLarge { .. })) if these.len() > 1 => {
+                    most = these.len() / 2;
+                    continue;
+                }
+                Err(ReconcileError::Store(error @ StoreError::TooLarge { .. })) => {
+                    self.set_aside(&these[0], error.to_string());
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
             }
             rest = after;
         }
@@ -326,6 +346,7 @@ impl OrderingController {
     fn learn(&mut self, changes: &[PlacementChange], batch: PlacementBatch, index: Index) {
         self.idle = None;
         for change in changes {
+            self.set_aside.succeeded(&change.id);
             match &change.after {
                 Some(_) if change.keeps_status() => {}
                 Some(after) => {
@@ -403,7 +424,7 @@ impl OrderingController {
         };
         let waits = self.groups.values().any(|known| for_room(known.value.reason));
         let room = waits.then_some(ROOM_EVERY);
-        match [due, room].into_iter().flatten().min() {
+        match [due, room, self.set_aside.next()].into_iter().flatten().min() {
             Some(pause) => Action::RequeueAfter(pause),
             None => Action::AwaitChange,
         }

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::plan::Bounds;
 use crate::placement::capacity::{self, Booking, Gang, Ledger, NodeCapacities};
 use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
-use rcfarm_api::allocation::AllocationOwner;
+use rcfarm_api::allocation::{AllocationOwner, entry_bytes};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodId;
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec, TaskSpec};
@@ -189,21 +190,46 @@ pub fn bookings(
     Ok(ledger.bookings())
 }
 
-/// Splits members into parts of at most `most` nodes each.
+/// Size of the allocations' records of these members' nodes once the members are added, in bytes.
 #[must_use]
-pub fn parts(mut members: Vec<GroupMember>, most: usize) -> Vec<Vec<GroupMember>> {
+pub fn record_bytes(
+    node_capacities: &NodeCapacities,
+    id: &GroupId,
+    members: &[GroupMember],
+) -> usize {
+    let nodes = nodes_of(members).into_iter();
+    nodes.map(|node| node_capacities.of(node).allocated.bytes()).sum::<usize>()
+        + members.iter().map(|member| entry_size(id, member)).sum::<usize>()
+}
+
+fn entry_size(id: &GroupId, member: &GroupMember) -> usize {
+    let owner = "pod_group//".len() + id.namespace.as_str().len() + id.name.as_str().len();
+    let devices = member.want.devices().map(|(kind, count)| kind.len() as u64 + 16 + 8 * count);
+    let devices = usize::try_from(devices.sum::<u64>()).unwrap_or(usize::MAX);
+    entry_bytes(member.pod.as_str().len(), owner) + devices
+}
+
+/// Splits members into parts that one transaction can allocate or release.
+#[must_use]
+pub fn parts(
+    node_capacities: &NodeCapacities,
+    id: &GroupId,
+    mut members: Vec<GroupMember>,
+    bounds: Bounds,
+) -> Vec<Vec<GroupMember>> {
     members.sort_by(|a, b| (&a.node, &a.pod).cmp(&(&b.node, &b.pod)));
     let mut parts: Vec<Vec<GroupMember>> = Vec::new();
-    let (mut nodes, mut last) = (0, None);
-    for member in members {
-        if last.as_ref() != Some(&member.node) {
-            (nodes, last) = (nodes + 1, Some(member.node.clone()));
-        }
+    let (mut nodes, mut bytes) = (0, 0);
+    for on_node in members.chunk_by(|one, next| one.node == next.node) {
+        let more = record_bytes(node_capacities, id, on_node);
         match parts.last_mut() {
-            Some(part) if nodes <= most => part.push(member),
+            Some(part) if nodes < bounds.nodes && bytes + more <= bounds.bytes => {
+                (nodes, bytes) = (nodes + 1, bytes + more);
+                part.extend_from_slice(on_node);
+            }
             _ => {
-                nodes = 1;
-                parts.push(vec![member]);
+                (nodes, bytes) = (1, more);
+                parts.push(on_node.to_vec());
             }
         }
     }
@@ -222,9 +248,14 @@ mod tests {
             want: "cpu=1m".parse().unwrap(),
         };
         let all: Vec<GroupMember> = (0..20).map(member).collect();
-        let parts = parts(all.clone(), 2);
-        assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), all.len());
-        assert!(parts.iter().all(|part| nodes_of(part).len() <= 2));
-        assert_eq!(parts.len(), 4, "seven nodes, two each");
+        let (node_capacities, id) = (NodeCapacities::default(), "ns/g".parse().unwrap());
+        let split = |bytes| {
+            let bounds = Bounds { placed: 1, steps: 1, says: 1, nodes: 2, bytes };
+            let parts = parts(&node_capacities, &id, all.clone(), bounds);
+            assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), all.len());
+            parts.iter().map(|part| nodes_of(part).len()).collect::<Vec<_>>()
+        };
+        assert_eq!(split(100_000), [2, 2, 2, 1], "seven nodes, two each");
+        assert_eq!(split(500), [1; 7], "the records of two nodes are too large");
     }
 }

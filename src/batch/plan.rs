@@ -14,6 +14,7 @@
 
 mod growth;
 mod memory;
+mod sizes;
 mod taken;
 #[cfg(test)]
 mod tests;
@@ -24,15 +25,13 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use memory::PassMemory;
 
 use super::placing::{
-    GroupMember, PlacementChange, VersionedStatus, bookings, gang, members, nodes_of, placement,
+    GroupMember, PlacementChange, VersionedStatus, bookings, gang, members, placement,
 };
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Fleet, Gang};
 use rcfarm_api::Index;
-use rcfarm_api::ResourceList;
-use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
@@ -41,6 +40,7 @@ use rcfarm_api::pod_group::status::{
 use rcfarm_api::queue::spec::QueueStrategy;
 use rcfarm_api::queue::status::{WAITING_LISTED, Waiting};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
+use rcfarm_api::{ResourceList, Timestamp};
 
 pub type GroupStatuses = BTreeMap<GroupId, VersionedStatus>;
 
@@ -56,6 +56,8 @@ pub struct BatchObserved<'a> {
     pub statuses: &'a GroupStatuses,
     /// Groups whose status cannot be decoded; they and their allocations stay unchanged.
     pub unreadable: &'a BTreeSet<GroupId>,
+    /// Groups that are set aside, because their last change did not fit into a transaction.
+    pub set_aside: &'a BTreeMap<GroupId, SetAside>,
     /// Nodes that the scheduler may use.
     pub fleet: &'a Fleet,
     /// Nodes that are down; members without a pod are moved away.
@@ -72,6 +74,17 @@ pub struct BatchObserved<'a> {
     pub bounds: Bounds,
 }
 
+/// A group that is not planned, because a change of it did not fit into a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetAside {
+    /// ModifyIndex of its record then; 0: absent. It is planned again once the record has changed.
+    pub record: Index,
+    /// Why, for people.
+    pub why: String,
+    /// Whether the status cannot be written, either.
+    pub is_silent: bool,
+}
+
 /// How much one pass may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
@@ -83,6 +96,9 @@ pub struct Bounds {
     pub says: usize,
     /// Nodes per change; a larger gang is written ahead.
     pub nodes: usize,
+    /// Bytes of a change: of the group's status and of the nodes' allocations. A gang whose status alone is larger is
+    /// not placed; one that is larger with its allocations is written ahead.
+    pub bytes: usize,
 }
 
 /// Output of a pass.
@@ -406,11 +422,14 @@ impl<'a> Pass<'a, '_> {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
         let allocate = members(c.id, &place);
+        if let Some(too_large) = self.too_large(&place) {
+            return self.wait(c, (PodGroupReason::InvalidRecord, Message::Text(too_large)));
+        }
+        let is_large = self.is_large(c.id, &place, &allocate);
         if let Err(message) = self.book(c.id, &[], &allocate) {
             // Found on this copy: a node's allocations cannot be read, or an equal pod placed before it has its id.
             return self.wait(c, (PodGroupReason::InsufficientCapacity, Message::Text(message)));
         }
-        let is_large = nodes_of(&allocate).len() > self.seen.bounds.nodes;
         let mut after = c.status();
         let queues = self.seen.queues;
         if c.admitted {

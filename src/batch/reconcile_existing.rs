@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing, nodes_of,
+    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing,
     parts,
 };
 use super::plan::{Candidate, Pass};
@@ -32,13 +32,17 @@ impl<'a> Pass<'a, '_> {
         let mine: Vec<(&GroupId, &VersionedStatus)> =
             seen.statuses.iter().filter(|(_, known)| self.is_mine(known)).collect();
         for (id, known) in &mine {
-            if self.state_of(known) == Some(PlacementState::Reserving) {
+            if !self.is_set_aside(id) && self.state_of(known) == Some(PlacementState::Reserving) {
                 self.roll_forward(id, known);
             }
         }
         for (id, known) in mine {
             let group = seen.groups.get(id).map(|group| &**group);
             let group = group.filter(|group| group.created == known.value.of);
+            if self.is_set_aside(id) {
+                self.say_set_aside(id, Some(known), group);
+                continue;
+            }
             match self.state_of(known) {
                 Some(PlacementState::Reserving) => {}
                 Some(PlacementState::Releasing) => self.roll_back(id, known, group),
@@ -52,6 +56,9 @@ impl<'a> Pass<'a, '_> {
             |id: &GroupId| !seen.statuses.contains_key(id) && !seen.unreadable.contains(id);
         for (id, group) in seen.groups.iter().filter(|(id, _)| is_new(id)) {
             match &group.value {
+                Ok(record) if self.orders(&record.spec.queue) && self.is_set_aside(id) => {
+                    self.say_set_aside(id, None, Some(group));
+                }
                 Ok(record) if self.orders(&record.spec.queue) => {
                     candidates.push(self.candidate(id, group, record, None));
                 }
@@ -72,7 +79,9 @@ impl<'a> Pass<'a, '_> {
             for (pod, allocation) in &room.allocated.pods {
                 let group = allocation.owner.group();
                 let is_leak = |id: &GroupId| {
-                    !self.seen.statuses.contains_key(id) && !self.seen.unreadable.contains(id)
+                    !self.is_set_aside(id)
+                        && !self.seen.statuses.contains_key(id)
+                        && !self.seen.unreadable.contains(id)
                 };
                 let Some(id) = group.filter(is_leak) else { continue };
                 let (node, pod, want) = (node.clone(), pod.clone(), allocation.resources());
@@ -80,7 +89,8 @@ impl<'a> Pass<'a, '_> {
             }
         }
         for (id, members) in orphaned_allocations {
-            for release in parts(members, self.seen.bounds.nodes) {
+            let parts = parts(self.memory.index.node_capacities(), &id, members, self.seen.bounds);
+            for release in parts {
                 // A release cannot fail.
                 let _ = self.book(&id, &release, &[]);
                 let (allocate, as_said) = (Vec::new(), None);
@@ -140,7 +150,7 @@ impl<'a> Pass<'a, '_> {
             return self.drop_status(id, known, Vec::new());
         };
         let all = members(id, place);
-        if nodes_of(&all).len() <= self.seen.bounds.nodes {
+        if !self.is_large(id, place, &all) {
             return self.drop_status(id, known, all);
         }
         self.begin_release(
@@ -215,7 +225,7 @@ impl<'a> Pass<'a, '_> {
     ) {
         let Some(place) = &known.value.placement else { return };
         let rest = held(self.memory.index.node_capacities(), id, members(id, place));
-        let parts = parts(rest, self.seen.bounds.nodes);
+        let parts = parts(self.memory.index.node_capacities(), id, rest, self.seen.bounds);
         if !parts.is_empty() {
             self.plan.more = true;
             for part in parts {
@@ -283,7 +293,7 @@ impl<'a> Pass<'a, '_> {
             );
         }
         self.plan.more = true;
-        for part in parts(rest, self.seen.bounds.nodes) {
+        for part in parts(&self.seen.fleet.node_capacities, id, rest, self.seen.bounds) {
             let mut change = PlacementChange::of_status(id, Some(known), (*known.value).clone());
             change.allocate = part;
             self.plan.changes.push(change);
@@ -385,7 +395,7 @@ impl<'a> Pass<'a, '_> {
         // A node may be reported as down only later.
         self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
         let (mut kept, mut left) = (place.clone(), place.clone());
-        let mut most = (self.seen.bounds.nodes / 2).max(1);
+        let mut most = (self.bounds_beside(place).nodes / 2).max(1);
         for (task, nodes) in &mut kept.members {
             for (n, slot) in nodes.iter_mut().enumerate() {
                 if most > 0 && slot.as_ref().is_some_and(|node| self.seen.down.contains(node)) {
@@ -478,7 +488,8 @@ impl<'a> Pass<'a, '_> {
         phase: PodGroupPhase,
     ) {
         let release = known.value.placement.as_ref().map_or_else(Vec::new, |p| members(id, p));
-        if nodes_of(&release).len() > self.seen.bounds.nodes {
+        let place = known.value.placement.as_ref();
+        if place.is_some_and(|place| self.is_large(id, place, &release)) {
             let reason = if after.reason == PodGroupReason::AsDesired {
                 PodGroupReason::Releasing
             } else {
@@ -512,7 +523,9 @@ impl<'a> Pass<'a, '_> {
         phase: PodGroupPhase,
     ) {
         let (mut kept, mut lost) = fitted(id, spec, place);
-        if let Some(part) = parts(lost.clone(), self.seen.bounds.nodes).into_iter().next()
+        let bounds = self.bounds_beside(place);
+        let first = parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
+        if let Some(part) = first
             && part.len() < lost.len()
         {
             // The rest stays placed until the next pass.
@@ -564,7 +577,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Reports an invalid record and leaves its pods running.
-    fn say_invalid(
+    pub(super) fn say_invalid(
         &mut self,
         id: &GroupId,
         known: Option<&VersionedStatus>,

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::placing::{GroupMember, PlacementChange};
+use super::plan::Bounds;
 use super::queues::Queues;
 use crate::placement::capacity::{Booking, Ledger, NodeCapacities};
 use rcfarm_api::Stored;
@@ -21,11 +22,18 @@ use rcfarm_store::{Index, Op, TxnLimits};
 /// Operations of every transaction: fence, scheduler status, audit record.
 pub const FIXED_OPS: usize = 3;
 /// Bytes reserved for them.
-const FIXED_BYTES: usize = 32 * 1024;
-/// Limit of nodes per change: the rest is for group, queue and ancestors.
+pub const FIXED_BYTES: usize = 32 * 1024;
+/// Bytes reserved for the statuses of the queues of one change.
+const QUEUE_BYTES: usize = 32 * 1024;
+
+/// Limits of a pass. Of the operations of a change, the rest is for group, queue and ancestors.
 #[must_use]
-pub fn nodes_per_change(limits: TxnLimits) -> usize {
-    limits.ops.saturating_sub(FIXED_OPS + 2 + rcfarm_api::queue::spec::MAX_DEPTH + 2).max(1)
+pub fn bounds(placed: usize, steps: usize, limits: TxnLimits) -> Bounds {
+    let others = FIXED_OPS + 2 + rcfarm_api::queue::spec::MAX_DEPTH + 2;
+    let nodes = limits.ops.saturating_sub(others).max(1);
+    // Values are sent in base64.
+    let bytes = limits.bytes.saturating_sub(FIXED_BYTES + QUEUE_BYTES) / 4 * 3;
+    Bounds { placed, steps, says: limits.ops, nodes, bytes }
 }
 
 /// Statuses of all queues with their ModifyIndexes.
@@ -36,6 +44,8 @@ pub type QueueBook = BTreeMap<QueueName, (Index, QueueStatus)>;
 pub struct PlacementBatch {
     /// Number of changes.
     pub count: usize,
+    /// Whether it is small enough. One change that is too large is returned all the same.
+    pub fits: bool,
     /// Operations without the fixed ones.
     pub ops: Vec<Op>,
     /// Changes of the nodes' allocations.
@@ -57,10 +67,12 @@ pub fn batch(
 ) -> PlacementBatch {
     let mut count = by_ops(changes, queues, limits);
     loop {
-        let batch = build(&changes[..count], node_capacities, queues, book);
+        let mut batch = build(&changes[..count], node_capacities, queues, book);
         let bytes: usize = batch.ops.iter().map(Op::body_bytes).sum();
-        let fits = bytes + FIXED_BYTES <= limits.bytes && batch.ops.len() + FIXED_OPS <= limits.ops;
-        if fits || count <= 1 {
+        // Operations of a single change are bounded by the pass.
+        let few = batch.ops.len() + FIXED_OPS <= limits.ops || count <= 1;
+        batch.fits = bytes + FIXED_BYTES <= limits.bytes && few;
+        if batch.fits || count <= 1 {
             return batch;
         }
         count /= 2;

@@ -16,8 +16,8 @@ use tracing::{error, info, warn};
 use super::kind::{Action, ClaimedRecord, Controller, Kind, ReconcileError};
 use rcfarm_api::backoff;
 use rcfarm_store::failpoints::{Failpoint, enabled};
-use rcfarm_store::panic_text;
 use rcfarm_store::time::IdSource;
+use rcfarm_store::{StoreError, panic_text};
 
 /// A record is reconciled again after this long, plus up to half as much jitter, whatever the watches report.
 const RESYNC: Duration = Duration::from_secs(300);
@@ -84,6 +84,11 @@ impl RecordTask {
                     }
                 }
                 Attempt::Failed(ReconcileError::ClaimLost) => return TaskExit::ClaimLost,
+                // The same change is too large the next time, too.
+                Attempt::Failed(ReconcileError::Store(error @ StoreError::TooLarge { .. })) => {
+                    failures += 1;
+                    self.contain(controller.as_mut(), failures, &error.to_string()).await
+                }
                 Attempt::Failed(ReconcileError::Store(error)) => {
                     store_failures += 1;
                     if store_failures == 1 {

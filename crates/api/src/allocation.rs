@@ -120,6 +120,35 @@ pub struct Allocations {
 
 impl Stored for Allocations {}
 
+/// Upper bound of the bytes of an allocation in its record, its device numbers apart.
+#[must_use]
+pub const fn entry_bytes(pod: usize, owner: usize) -> usize {
+    pod + owner + 100
+}
+
+impl Allocations {
+    /// Upper bound of the record's size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let unknown = |other: &Map<String, Value>| match other.is_empty() {
+            true => 0,
+            false => serde_json::to_vec(other).map_or(0, |text| text.len()),
+        };
+        let entry = |(pod, allocation): (&PodId, &Allocation)| {
+            let owner = match &allocation.owner {
+                AllocationOwner::Rc(_) => 40,
+                AllocationOwner::Other(text) => text.len(),
+            };
+            let devices =
+                |(kind, numbers): (&String, &BTreeSet<u32>)| kind.len() + 16 + 8 * numbers.len();
+            entry_bytes(pod.as_str().len(), owner)
+                + allocation.devices.iter().map(devices).sum::<usize>()
+                + unknown(&allocation.other)
+        };
+        16 + self.pods.iter().map(entry).sum::<usize>() + unknown(&self.other)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +164,23 @@ mod tests {
         assert_eq!(train.owner.to_string(), "job/default/mnist/5f0c");
         let again: Value = serde_json::from_slice(&read.encode()).unwrap();
         assert_eq!((&again["epoch"], &again["pods"]["train"]["cell"]), (&7.into(), &"c1".into()));
+    }
+
+    #[test]
+    fn size_is_never_underestimated() {
+        let mut record = Allocations::default();
+        for n in 0..50_u32 {
+            let allocation = Allocation {
+                owner: AllocationOwner::Other("pod_group/default/train".to_owned()),
+                cpu_milli: u64::MAX,
+                memory_bytes: u64::MAX,
+                devices: [("gpu".to_owned(), (n * 100_000..n * 100_000 + n % 3).collect())].into(),
+                other: [("cell".to_owned(), "c1".into())].into_iter().collect(),
+            };
+            record.pods.insert(format!("train-worker-{n}").parse().unwrap(), allocation);
+            let (bound, size) = (record.bytes(), record.encode().len());
+            assert!((size..2 * size).contains(&bound), "{bound} for {size}");
+        }
     }
 
     #[test]

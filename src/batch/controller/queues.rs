@@ -8,15 +8,20 @@ use tracing::{info, warn};
 use super::{BatchView, OrderingController};
 use crate::batch::plan::GroupStatuses;
 use crate::batch::queue_machine::{self, Wanted};
+use crate::batch::writes::FIXED_BYTES;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
 use rcfarm_api::audit::{Actor, Details, QueueChange};
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::ids::QueueName;
+use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
 use rcfarm_api::{FieldError, ResourceList, Stored, key};
-use rcfarm_store::{Index, Op, StoreError};
+use rcfarm_store::{Index, Op, StoreError, TxnLimits};
+
+/// Fields without effect that a queue's status lists.
+const IGNORED_LISTED: usize = 20;
 
 impl OrderingController {
     /// Updates the statuses of the queues. `false`: a transaction was refused.
@@ -40,7 +45,7 @@ impl OrderingController {
             let groups = after.groups;
             let admitted = groups.inqueue + groups.running + groups.unknown > 0;
             let message = match queue.wanted {
-                Wanted::Unreadable => FieldError::list(&queue.problems),
+                Wanted::Unreadable => cut(&FieldError::list(&queue.problems), 4096),
                 Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
                 Wanted::Open | Wanted::Closed => String::new(),
             };
@@ -50,6 +55,8 @@ impl OrderingController {
                 now,
             );
             after.ignored = queue.spec.ignored();
+            after.ignored.truncate(IGNORED_LISTED);
+            after.ignored.iter_mut().for_each(|name| *name = cut(name, 200));
             if with_words {
                 let waiting = input.plan.waiting.get(name).into_iter().flatten();
                 after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
@@ -68,12 +75,25 @@ impl OrderingController {
                 told.push((name.clone(), None));
             }
         }
-        let most = self.ctx.limits.ops.saturating_sub(4).max(1);
-        for (ops, told) in ops.chunks(most).zip(told.chunks(most)) {
-            match self.commit(input.record_index, ops.to_vec(), None).await? {
+        let limits = self.ctx.limits;
+        let limits = TxnLimits { ops: limits.ops.saturating_sub(4).max(1), ..limits };
+        let (mut ops, mut told) = (&ops[..], &told[..]);
+        while !ops.is_empty() {
+            let count = fitting(ops, limits);
+            let (these, names);
+            (these, ops) = ops.split_at(count);
+            (names, told) = told.split_at(count);
+            let committed = self.commit(input.record_index, these.to_vec(), None).await;
+            if let (Err(ReconcileError::Store(error @ StoreError::TooLarge { .. })), 1) =
+                (&committed, count)
+            {
+                warn!(alert = true, queue = %names[0].0, %error, "the queue's status cannot be written");
+                continue;
+            }
+            match committed? {
                 Committed::Refused(_) => return Ok(false),
                 Committed::Applied(index) => {
-                    for (name, status) in told {
+                    for (name, status) in names {
                         match status {
                             Some(status) => {
                                 drop(self.queues.insert(name.clone(), (index, status.clone())))
@@ -197,7 +217,14 @@ impl OrderingController {
         ops: Vec<Op>,
         details: Option<Details>,
     ) -> Result<Action, ReconcileError> {
-        let written = self.commit(input.record_index, ops, details).await?;
+        let dropped = ops.iter().take(2).cloned().collect();
+        let written = match self.commit(input.record_index, ops, details).await {
+            Err(ReconcileError::Store(error @ StoreError::TooLarge { .. })) => {
+                warn!(alert = true, %error, "the queue's record is too large to change: the command is dropped");
+                self.commit(input.record_index, dropped, None).await?
+            }
+            written => written?,
+        };
         let read = (self.caches.queues.read_now(), self.caches.commands.read_now());
         let (queues, commands) = futures_util::future::join(read.0, read.1).await;
         queues?;
@@ -207,6 +234,16 @@ impl OrderingController {
             Committed::Refused(_) => self.chain.after_refusal(),
         })
     }
+}
+
+/// Number of operations, at least one, that fit into a transaction together.
+fn fitting(ops: &[Op], limits: TxnLimits) -> usize {
+    let mut bytes = FIXED_BYTES;
+    let fits = |op: &&Op| {
+        bytes += op.body_bytes();
+        bytes <= limits.bytes
+    };
+    ops.iter().take(limits.ops).take_while(fits).count().max(1)
 }
 
 /// Counts groups by phase and sums the charges of admitted groups, per queue.

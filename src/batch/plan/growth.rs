@@ -15,7 +15,10 @@ impl<'a> Pass<'a, '_> {
                     && p.members.values().flatten().any(Option::is_none)
             };
             let changed = || self.plan.changes.iter().any(|change| change.id == *id);
-            if known.value.placement.as_ref().is_some_and(lacks) && !changed() {
+            if known.value.placement.as_ref().is_some_and(lacks)
+                && !changed()
+                && !self.is_set_aside(id)
+            {
                 if self.is_spent() {
                     self.plan.more = true;
                     return;
@@ -42,8 +45,8 @@ impl<'a> Pass<'a, '_> {
         }
         for task in &spec.tasks {
             let Some(slots) = old.members.get(&task.name) else { continue };
-            let open =
-                slots.iter().filter(|slot| slot.is_none()).count().min(self.seen.bounds.nodes);
+            let most = self.bounds_beside(old).nodes;
+            let open = slots.iter().filter(|slot| slot.is_none()).count().min(most);
             let each = task.resources.of_pods(1);
             let (mut usage, mut most) = (self.plan.usage.clone(), 0);
             while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::batch::placing::{PlacementChange, bookings, held, members};
 use crate::batch::plan::{
-    BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, plan, positions,
+    BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, SetAside, plan, positions,
 };
 use crate::batch::queues::{Queues, Usage};
 use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueues, read_group};
@@ -48,6 +48,7 @@ pub(super) struct TestScheduler {
     pub(super) bounds: Bounds,
     pub(super) down: BTreeSet<NodeName>,
     pub(super) unreadable: BTreeSet<GroupId>,
+    pub(super) set_aside: BTreeMap<GroupId, SetAside>,
     pub(super) memory: RefCell<PassMemory>,
 }
 
@@ -71,7 +72,14 @@ impl TestScheduler {
             spec: SchedulerSpec::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
             index: 10,
-            bounds: Bounds { placed: 100, nodes: 50, steps: usize::MAX, says: usize::MAX },
+            bounds: Bounds {
+                placed: 100,
+                nodes: 50,
+                bytes: 300_000,
+                steps: usize::MAX,
+                says: usize::MAX,
+            },
+            set_aside: BTreeMap::new(),
             down: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             memory: RefCell::default(),
@@ -128,6 +136,7 @@ impl TestScheduler {
             groups: &self.groups,
             statuses: &self.book,
             unreadable: &self.unreadable,
+            set_aside: &self.set_aside,
             fleet: &self.fleet,
             down: &self.down,
             may_forget: true,

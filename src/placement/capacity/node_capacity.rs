@@ -24,6 +24,11 @@ pub struct NodeCapacity {
     pub is_unreadable: bool,
 }
 
+/// Limit of the record of a node's allocations, in bytes: it must fit into a transaction with others.
+const LARGEST_RECORD: usize = 304 * 1024;
+/// From this size on a node gets no gang, whose pods may take the rest.
+const CROWDED_RECORD: usize = 128 * 1024;
+
 /// Why a request does not fit on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Insufficient {
@@ -33,6 +38,8 @@ pub enum Insufficient {
     Unreadable,
     /// Another owner's pod has this id.
     Taken(AllocationOwner),
+    /// The record of its allocations has no room for more pods.
+    Full,
     /// Too little of these.
     Short(Vec<Short>),
 }
@@ -101,8 +108,17 @@ impl NodeCapacity {
         if self.capacity.is_zero() {
             return Some(Insufficient::NothingDeclared);
         }
+        let is_new = !self.allocated.pods.contains_key(pod);
+        if is_new && self.allocated.bytes() >= LARGEST_RECORD {
+            return Some(Insufficient::Full);
+        }
         let short = shortages(want, &self.free_beside(Some(pod)), &self.capacity);
         (!short.is_empty()).then_some(Insufficient::Short(short))
+    }
+
+    /// Whether the record of its allocations is too large for the pods of another gang.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.allocated.bytes() >= CROWDED_RECORD
     }
 
     /// Whether `owner`'s pod of this id was allocated exactly that.
@@ -239,6 +255,9 @@ impl fmt::Display for Insufficient {
             Insufficient::NothingDeclared => f.write_str("it declares no capacity"),
             Insufficient::Unreadable => f.write_str("the record of its allocations cannot be read"),
             Insufficient::Taken(owner) => write!(f, "a pod of {owner} has its id"),
+            Insufficient::Full => {
+                f.write_str("the record of its allocations is full: too many pods")
+            }
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();
                 f.write_str(&all.join("; "))

@@ -124,7 +124,7 @@ impl FreeCapacity {
         FreeCapacity {
             free: room.free(),
             capacity: room.capacity.clone(),
-            is_open: !room.is_unreadable && !room.capacity.is_zero(),
+            is_open: !room.is_unreadable && !room.capacity.is_zero() && !room.is_crowded(),
         }
     }
 
@@ -138,7 +138,8 @@ impl FreeCapacity {
             return 0;
         }
         let asked = want.iter().filter(|(_, amount)| *amount > 0);
-        asked.map(|(name, amount)| self.free.amount(name) / amount).min().unwrap_or(0)
+        let times = asked.map(|(name, amount)| self.free.amount(name) / amount).min();
+        times.unwrap_or(0).min(PODS_AT_ONCE)
     }
 
     /// Nodes with free devices that the pod does not ask for come last: pods that do may need them.
@@ -166,6 +167,8 @@ struct Attempt<'a> {
     salt: TieBreak,
     /// Nodes that got pods, and what is free there afterwards.
     taken: BTreeMap<NodeAt, FreeCapacity>,
+    /// Number of pods with requests that each node got.
+    pods: BTreeMap<NodeAt, u64>,
     /// By task, in the gang's order.
     placed: Vec<Vec<NodeAt>>,
     /// Tasks of which not all pods fit.
@@ -180,6 +183,7 @@ impl<'a> Attempt<'a> {
             index,
             salt: TieBreak::of(&gang.name),
             taken: BTreeMap::new(),
+            pods: BTreeMap::new(),
             placed: vec![Vec::new(); gang.tasks.len()],
             missing: BTreeSet::new(),
             steps: 0,
@@ -218,6 +222,9 @@ impl<'a> Attempt<'a> {
             let free = || (*self.index.nodes[at].free).clone();
             let node = self.taken.entry(at).or_insert_with(free);
             node.free.sub(want);
+            let pods = self.pods.entry(at).or_default();
+            *pods += 1;
+            node.is_open &= *pods < PODS_AT_ONCE;
             if node.has_room(want) {
                 queue.insert(((node.cost(want, packing), tie), at));
             }
@@ -339,11 +346,15 @@ impl<'a> Attempt<'a> {
         let is_unreadable = self.index.node_capacities().of(&indexed.name).is_unreadable;
         Some(match (is_unreadable, node.is_open) {
             (true, _) => Insufficient::Unreadable,
-            (false, false) => Insufficient::NothingDeclared,
+            (false, false) if node.capacity.is_zero() => Insufficient::NothingDeclared,
+            (false, false) => Insufficient::Full,
             (false, true) => Insufficient::Short(shortages(want, &node.free, &node.capacity)),
         })
     }
 }
+
+/// Limit of pods with requests that one gang gets on a node: the record of its allocations is limited.
+const PODS_AT_ONCE: u64 = 600;
 
 /// Number of nodes that a message names.
 const NODES_NAMED: usize = 3;

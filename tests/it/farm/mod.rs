@@ -15,6 +15,7 @@ mod rest;
 mod restored;
 mod scheduling;
 mod sessions;
+mod sizes;
 mod status_chain;
 mod transfer;
 mod wakeups;

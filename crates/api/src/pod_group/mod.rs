@@ -7,5 +7,6 @@
 
 mod phase;
 pub mod pod_ids;
+mod runs;
 pub mod spec;
 pub mod status;

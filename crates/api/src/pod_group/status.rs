@@ -9,12 +9,17 @@ use serde::{Deserialize, Serialize};
 
 pub use super::phase::{PodGroupPhase, PodGroupReason};
 use super::pod_ids::PodIdFormat;
+use super::runs;
 use super::spec::{MemberCounts, PodGroupSpec};
 use crate::Index;
 use crate::ResourceList;
 use crate::Stored;
 use crate::Timestamp;
 use crate::ids::{NodeName, QueueName};
+use crate::manifest::command_line::cut;
+
+/// Longer messages are cut, in bytes.
+const LONGEST_MESSAGE: usize = 4 * 1024;
 
 /// State of a placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -33,6 +38,7 @@ pub struct GroupPlacement {
     /// Its state.
     pub state: PlacementState,
     /// By task, the node of each index; `None`: no node.
+    #[serde(with = "runs")]
     pub members: BTreeMap<String, Vec<Option<NodeName>>>,
     /// Request of a member of each task. A changed record takes effect with the next round.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -46,6 +52,12 @@ pub struct GroupPlacement {
 }
 
 impl GroupPlacement {
+    /// Upper bound of its size in bytes, the requests apart; it may be stored in less ([`PodGroupStatus::encode`]).
+    #[must_use]
+    pub fn plain_bytes(&self) -> usize {
+        runs::plain_bytes(&self.members)
+    }
+
     /// Members with a node: task, index, node.
     pub fn placed(&self) -> impl Iterator<Item = (&str, u32, &NodeName)> {
         self.members.iter().flat_map(|(task, nodes)| {
@@ -172,7 +184,8 @@ impl PodGroupStatus {
         if (self.phase, self.reason) != (phase, reason) || self.last_transition_time.is_none() {
             self.last_transition_time = Some(now);
         }
-        (self.phase, self.reason, self.message) = (phase, reason, message);
+        (self.phase, self.reason) = (phase, reason);
+        self.message = cut(&message, LONGEST_MESSAGE);
     }
 }
 
