@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::placing::{
-    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing,
-    parts,
+    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing, parts,
 };
 use super::plan::{Candidate, Pass};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
@@ -524,7 +523,8 @@ impl<'a> Pass<'a, '_> {
     ) {
         let (mut kept, mut lost) = fitted(id, spec, place);
         let bounds = self.bounds_beside(place);
-        let first = parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
+        let first =
+            parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
         if let Some(part) = first
             && part.len() < lost.len()
         {

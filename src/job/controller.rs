@@ -31,6 +31,7 @@ use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::{JobOwner, JobReason, JobStatus};
 use rcfarm_api::key;
+use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::time::monotonic;
@@ -50,6 +51,8 @@ const POD_OPS: usize = 3;
 const MERGED_PLANS: usize = 8;
 /// Bytes reserved in each transaction: fixed, and per pod for the audit record, which repeats the pods.
 const RESERVED_BYTES: (usize, usize) = (64 * 1024, 200);
+/// Longer errors are cut, in bytes.
+const LONGEST_ERROR: usize = 4 * 1024;
 
 /// Controller of one claimed job.
 pub struct JobController {
@@ -367,7 +370,7 @@ impl JobController {
         problems: &[FieldError],
     ) -> Result<(), ReconcileError> {
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        let problems = problems.join("; ");
+        let problems = cut(&problems.join("; "), LONGEST_ERROR);
         if self.warned.as_ref() != Some(&problems) {
             warn!(alert = true, key = %key::job(&self.id), why = problems,
                 "the job is not valid; its pods are left as they are");
@@ -428,7 +431,7 @@ impl Controller for JobController {
         }
         let mut status = self.chain.status().clone();
         status.say_meanwhile(JobReason::Quarantined, error);
-        status.last_error = Some(error.to_owned());
+        status.last_error = Some(cut(error, LONGEST_ERROR));
         status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
         self.write_status(record.index, status).await
     }

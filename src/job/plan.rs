@@ -207,6 +207,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     if if seen.group.is_foreign { older_gone } else { !wanted && !holds } {
         plan.group = GroupStep::Delete;
     }
+    plan.status.keep_small();
     alarms(seen, &mut plan);
     plan
 }
@@ -332,6 +333,8 @@ fn finalize(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
         return plan;
     }
     plan.status.state.reason = JobReason::Deleting.to_string();
+    // Whatever it holds, it fits into a transaction from here on.
+    plan.status.forget_members();
     if nothing_left {
         plan.group = GroupStep::Delete;
         // Late commands are deleted with the job, so that a new job of its name does not execute them.

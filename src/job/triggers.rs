@@ -10,7 +10,8 @@ use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::command::{CommandAction, Target};
 use rcfarm_api::job::spec::{JobSpec, JobUid, PolicyEvent, Slot};
-use rcfarm_api::job::status::{Delayed, JobReason, JobStatus, PodPhase};
+use rcfarm_api::job::status::{Delayed, JobReason, JobStatus, MOST_DELAYED, PodPhase};
+use rcfarm_api::manifest::command_line::cut;
 
 /// Request to a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,6 +113,9 @@ pub fn trigger(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     happenings(seen, status).unwrap_or_else(|| own_restarts(seen, status))
 }
 
+/// Longer reasons of commands are cut, in bytes.
+const LONGEST_REASON: usize = 1_024;
+
 fn sync() -> Trigger {
     Trigger::new(JobRequest::Sync, JobReason::Starting, "")
 }
@@ -123,6 +127,7 @@ fn by_command(seen: &TriggerInput<'_>, pending: &Pending) -> Trigger {
         (by, "") => format!("{} by {by}", command.action),
         (by, why) => format!("{} by {by}: {why}", command.action),
     };
+    let by = cut(&by, LONGEST_REASON);
     let mut trigger = Trigger::new(JobRequest::Do(command.action), JobReason::CommandIssued, by);
     trigger.by_person = true;
     trigger.command = Some(pending.clone());
@@ -217,7 +222,17 @@ fn failures(status: &JobStatus) -> u32 {
 fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger> {
     for (slot, happening) in found(seen, status) {
         let event = happening.event?;
-        let said = answer(seen.job, &happening);
+        let mut said = answer(seen.job, &happening);
+        if let PolicyDecision::Later(action, _) = said
+            && status.delayed.len() >= MOST_DELAYED
+        {
+            match event {
+                // Lost members are found only once.
+                PolicyEvent::PodEvicted => said = PolicyDecision::Now(action),
+                // Found again by the next plan.
+                _ => continue,
+            }
+        }
         if said != PolicyDecision::Sync || event != PolicyEvent::PodPending {
             note(status, slot.as_ref(), happening.task.as_deref(), event);
         }

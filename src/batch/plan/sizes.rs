@@ -37,7 +37,8 @@ impl Pass<'_, '_> {
         let touched = nodes_of(members).len();
         touched > nodes
             || touched > 1
-                && place.plain_bytes() + record_bytes(self.memory.index.node_capacities(), id, members)
+                && place.plain_bytes()
+                    + record_bytes(self.memory.index.node_capacities(), id, members)
                     > bytes
     }
 

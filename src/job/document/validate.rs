@@ -6,6 +6,7 @@ use super::fields::{FieldIssues, queue_field};
 use super::kubeflow::field_of;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
+use rcfarm_api::job::status::{LARGEST_STATUS, largest_status};
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 
 /// Limit of a DNS label.
@@ -24,6 +25,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     if is_absurd(job, remarks) {
         return;
     }
+    size(job, remarks);
     tasks(id, job, remarks);
     policies("spec.policies", &job.policies, remarks);
     for (n, task) in job.tasks.iter().enumerate() {
@@ -60,6 +62,19 @@ fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
         }
     }
     false
+}
+
+/// Refuses a job whose status could outgrow a transaction.
+fn size(job: &JobSpec, remarks: &mut FieldIssues) {
+    let bytes = largest_status(job.tasks.iter().map(|task| (task.name.len(), task.replicas)));
+    if bytes > LARGEST_STATUS {
+        let why = format!(
+            "the status of {} members in {} tasks can take {bytes} bytes: at most {LARGEST_STATUS}",
+            job.replicas(),
+            job.tasks.len()
+        );
+        remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+    }
 }
 
 #[must_use]

@@ -4,10 +4,12 @@
 //! handled events and delayed actions. Each transaction of the owner replaces the status by CAS and increments `revision`.
 
 mod conditions;
+mod memory;
 #[cfg(test)]
 mod tests;
 
 pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_condition};
+pub use memory::{Slots, TaskMemory};
 
 use std::collections::BTreeMap;
 
@@ -20,6 +22,7 @@ use crate::Timestamp;
 use crate::command::CommandAction;
 use crate::ids::FarmName;
 use crate::job::phase::JobPhase;
+use crate::manifest::command_line::cut;
 
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -288,121 +291,6 @@ pub struct ReplicaStatus {
     pub selector: String,
 }
 
-/// The owner's memory of a task.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct TaskMemory {
-    /// Members that were started in this attempt.
-    #[serde(skip_serializing_if = "Slots::is_empty")]
-    pub started: Slots,
-    /// Members of `started` whose pods are created by later transactions. Until the status is written again, a missing
-    /// pod does not mean that it was lost.
-    #[serde(skip_serializing_if = "Slots::is_empty")]
-    pub starting: Slots,
-    /// Members whose end was handled.
-    #[serde(skip_serializing_if = "Slots::is_empty")]
-    pub handled: Slots,
-    /// Whether its completion was handled.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub completed: bool,
-    /// Restarts of each member for any reason, by index.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub attempts: BTreeMap<u32, u32>,
-    /// Restarts of members after failures, in total.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub failures: u32,
-    /// Restarts of each member after failures, by index: the pauses grow with them.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub failed: BTreeMap<u32, u32>,
-    /// Earliest start of members, by index.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub not_before: BTreeMap<u32, Timestamp>,
-}
-
-impl TaskMemory {
-    /// Notes that a member's pod is gone: a new pod is another attempt.
-    pub fn forget(&mut self, index: u32) {
-        self.started.remove(index);
-        self.handled.remove(index);
-        *self.attempts.entry(index).or_default() += 1;
-    }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_zero(n: &u32) -> bool {
-    *n == 0
-}
-
-/// A set of numbers, stored as ranges: `0-99,104`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Slots(std::collections::BTreeSet<u32>);
-
-impl Slots {
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether one is there.
-    #[must_use]
-    pub fn contains(&self, n: u32) -> bool {
-        self.0.contains(&n)
-    }
-
-    /// Adds one; `false`: it was there.
-    pub fn insert(&mut self, n: u32) -> bool {
-        self.0.insert(n)
-    }
-
-    /// Removes one; `false`: it was not there.
-    pub fn remove(&mut self, n: u32) -> bool {
-        self.0.remove(&n)
-    }
-
-    /// All, in order.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().copied()
-    }
-}
-
-impl From<Slots> for String {
-    fn from(slots: Slots) -> String {
-        let mut ranges: Vec<(u32, u32)> = Vec::new();
-        for n in slots.0 {
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == n => *last = n,
-                _ => ranges.push((n, n)),
-            }
-        }
-        let text = |(first, last): &(u32, u32)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        };
-        ranges.iter().map(text).collect::<Vec<_>>().join(",")
-    }
-}
-
-impl TryFrom<String> for Slots {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        let mut slots = Slots::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number =
-                |text: &str| text.parse::<u32>().map_err(|_| format!("{part:?} is no range"));
-            let (first, last) = (number(first)?, number(last)?);
-            // A range written by hand must not exhaust the memory.
-            if last.saturating_sub(first) > 1_000_000 {
-                return Err(format!("{part:?} is too long a range"));
-            }
-            slots.0.extend(first..=last);
-        }
-        Ok(slots)
-    }
-}
-
 /// A delayed action. It is dropped when its cause goes away or another attempt begins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -436,7 +324,49 @@ pub fn note_phase(phases: &mut Vec<PhaseRecord>, phase: JobPhase, now: Timestamp
 
 impl Stored for JobStatus {}
 
+/// Limit of a status, in bytes. A transaction holds it beside the manifest of a pod and an audit record.
+pub const LARGEST_STATUS: usize = 256 * 1024;
+/// Limit of delayed actions. Further causes wait until one was carried out or dropped.
+pub const MOST_DELAYED: usize = 200;
+/// Longer messages are cut, in bytes.
+const LONGEST_MESSAGE: usize = 2 * 1024;
+
+/// Upper bound of the bytes of a status whose tasks have names of these lengths, and these numbers of members. It holds
+/// after [`JobStatus::keep_small`], for up to 1,000 different attempts of up to 99,999 each.
+#[must_use]
+pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
+    let task = |(name, members): (usize, u32)| {
+        let members = members as usize;
+        let set = (3 * members + 8).min((members / 4 + 8).max(4 * 1024));
+        let by_member = match members {
+            0..=64 => 22 * members,
+            _ => 6 * members + 16 * members.min(1_000) + set,
+        };
+        // Names and selectors stand in counters and memory.
+        700 + 5 * name + 3 * set + by_member
+    };
+    // Each condition, the state and the errors have a message.
+    12 * LONGEST_MESSAGE + 250 * MOST_DELAYED + tasks.map(task).sum::<usize>()
+}
+
 impl JobStatus {
+    /// Merges the members' pauses into one if it is larger than [`LARGEST_STATUS`].
+    pub fn keep_small(&mut self) {
+        // Fewer are surely small; encoding takes time.
+        const FEW: usize = 1_000;
+        let entries: usize = self.tasks.values().map(TaskMemory::len).sum();
+        if entries > FEW && self.encode().len() > LARGEST_STATUS {
+            let latest = self.tasks.values_mut().filter_map(TaskMemory::merge_pauses).max();
+            self.not_before = self.not_before.max(latest);
+        }
+    }
+
+    /// Forgets members and delayed actions, once the job is being deleted.
+    pub fn forget_members(&mut self) {
+        self.tasks.clear();
+        self.delayed.clear();
+    }
+
     /// The owner's memory of a task.
     pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
         self.tasks.entry(task.to_owned()).or_default()
@@ -451,8 +381,10 @@ impl JobStatus {
     /// Shows a temporary reason. [`JobStatus::recall`] restores the reason of the phase.
     pub fn say_meanwhile(&mut self, reason: JobReason, message: &str) {
         let JobState { reason: was, message: words, .. } = &mut self.state;
-        let (was, words) =
-            (std::mem::replace(was, reason.to_string()), std::mem::replace(words, message.into()));
+        let (was, words) = (
+            std::mem::replace(was, reason.to_string()),
+            std::mem::replace(words, cut(message, LONGEST_MESSAGE)),
+        );
         self.set_aside.get_or_insert(PhaseNote { reason: was, message: words });
     }
 
@@ -473,7 +405,7 @@ impl JobStatus {
         now: Timestamp,
     ) {
         let before = self.state.phase;
-        let (reason, message) = (reason.to_string(), message.into());
+        let (reason, message) = (reason.to_string(), cut(&message.into(), LONGEST_MESSAGE));
         if before != phase || self.phases.is_empty() {
             note_phase(&mut self.phases, phase, now);
             self.state.last_transition_time = now;

@@ -83,8 +83,13 @@ mod tests {
     fn status(nodes: impl Iterator<Item = usize>) -> PodGroupStatus {
         let name = |n: usize| (n > 0).then(|| format!("node-{n:010}").parse().unwrap());
         let members = [("worker".to_owned(), nodes.map(name).collect())].into();
-        let placement =
-            GroupPlacement { state: PlacementState::Bound, members, asks: [].into(), then: None };
+        let placement = GroupPlacement {
+            state: PlacementState::Bound,
+            members,
+            asks: [].into(),
+            then: None,
+            pod_ids: Default::default(),
+        };
         PodGroupStatus { placement: Some(placement), ..PodGroupStatus::default() }
     }
 

@@ -154,3 +154,90 @@ fn what_a_newer_version_says_is_kept() {
     assert_eq!(kept["tomorrow"], serde_json::json!({"a": [1]}));
     assert_eq!(kept["state"]["phase"], "Running");
 }
+
+fn numbers(count: u32) -> impl Iterator<Item = u32> {
+    // Neither sorted nor in runs.
+    (0..count).map(|n| n.wrapping_mul(2_654_435_761) >> 16)
+}
+
+/// A status that holds as much as possible of each member.
+fn crowded(tasks: u32, members: u32) -> JobStatus {
+    let mut status = JobStatus::default();
+    for task in 0..tasks {
+        let memory = status.memory(&format!("task-{task}"));
+        for (index, n) in (0..).zip(numbers(members)) {
+            memory.attempts.insert(index, 99_000 + n % 999);
+            memory.failed.insert(index, n % 99);
+            let sets = [&mut memory.started, &mut memory.starting, &mut memory.handled];
+            sets.into_iter().filter(|_| n % 2 == 0).for_each(|set| {
+                set.insert(index);
+            });
+            if n % 2 == 1 {
+                memory.not_before.insert(index, at(1_000_000 + i64::from(n)));
+            }
+        }
+    }
+    status
+}
+
+#[test]
+fn members_failing_together_keep_the_status_bounded() {
+    for (tasks, members) in [(1, 9_000), (1, 24_000), (20, 1_000), (100, 60), (150, 70)] {
+        let mut status = crowded(tasks, members);
+        let bound = largest_status((0..tasks).map(|_| (8, members)));
+        status.keep_small();
+        let bytes = status.encode().len();
+        assert!(bytes <= bound.max(LARGEST_STATUS), "{tasks} of {members}: {bytes}, not {bound}");
+        assert_eq!(JobStatus::decode(&status.encode()).unwrap(), status);
+        if bytes > LARGEST_STATUS {
+            assert!(bound > LARGEST_STATUS, "the job is refused");
+        }
+    }
+    assert!(largest_status([(8, 24_000)].into_iter()) <= LARGEST_STATUS);
+    assert!(largest_status([(8, 100_000)].into_iter()) > LARGEST_STATUS);
+}
+
+#[test]
+fn pauses_are_merged_only_when_the_status_is_too_large() {
+    let mut small = crowded(1, 900);
+    let before = small.clone();
+    small.keep_small();
+    assert_eq!(small, before);
+    let mut large = crowded(1, 24_000);
+    let latest = large.tasks["task-0"].not_before.values().max().copied();
+    large.keep_small();
+    assert_eq!((large.not_before, large.tasks["task-0"].not_before.len()), (latest, 0));
+    assert_eq!(large.tasks["task-0"].attempts, crowded(1, 24_000).tasks["task-0"].attempts);
+}
+
+#[test]
+fn values_of_few_members_are_stored_by_index() {
+    let text = |members| {
+        let mut memory = TaskMemory::default();
+        memory.attempts = (0..members).map(|index| (index, 1 + index % 2)).collect();
+        serde_json::to_value(&memory).unwrap()
+    };
+    assert_eq!(text(3), serde_json::json!({"attempts": {"0": 1, "1": 2, "2": 1}}));
+    assert!(text(65)["attempts"][1][1].as_str().unwrap().starts_with("1,3,5,"));
+}
+
+#[test]
+fn many_ranges_become_a_bitmap() {
+    let slots = |numbers: &mut dyn Iterator<Item = u32>| {
+        let mut slots = Slots::default();
+        numbers.for_each(|n| {
+            slots.insert(n);
+        });
+        slots
+    };
+    for (set, text) in
+        [(slots(&mut [0, 1, 2, 9].into_iter()), "0-2,9"), (slots(&mut (0..20_000)), "0-19999")]
+    {
+        assert_eq!(String::from(set.clone()), text);
+    }
+    let odd = slots(&mut (0..20_000).filter(|n| n % 2 == 1));
+    let text = String::from(odd.clone());
+    assert_eq!((&text[..4], text.len()), ("#aaa", 5_001));
+    assert_eq!(Slots::try_from(text).unwrap(), odd);
+    assert!(Slots::try_from("#0g".to_owned()).is_err());
+}
