@@ -64,12 +64,12 @@ impl JobController {
         input: &JobView,
         mut rest: VecDeque<Create>,
     ) -> Vec<(Vec<Made>, Answer)> {
-        let homes = self.homes(input);
+        let bound = self.bound_nodes(input);
         let address = |node: &_| self.caches.address(node);
         let job = &input.record.read.spec;
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
-        let placed = Placed { id, uid, job, places: &homes, address: &address, pod_ids };
+        let placed = Placed { id, uid, job, places: &bound, address: &address, pod_ids };
         let peers = placed.peers();
         let mut answers: Vec<(Vec<Made>, Answer)> = Vec::new();
         let mut under_way = FuturesUnordered::new();

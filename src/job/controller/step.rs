@@ -19,21 +19,26 @@ use rcfarm_store::failpoints::{Failpoint, enabled};
 /// Content of one transaction.
 pub(super) struct PlannedStep {
     pub(super) plan: JobPlan,
+    /// Pods that it creates.
     pub(super) made: Vec<Made>,
-    /// Created by later transactions.
+    /// Pods that later transactions create.
     pub(super) rest: Vec<Create>,
     pub(super) adopted: Vec<Adopted>,
     pub(super) removed: Vec<(PodRef, Slot)>,
+    /// Pods that lose the job's uid and stay.
     pub(super) released: Vec<PodRef>,
+    /// The PodGroup's record, if it is written.
     pub(super) group: Option<PodGroupRecord>,
+    /// Operations besides fence, record, status and audit record.
     pub(super) ops: Vec<Op>,
+    /// Phase before the plan.
     pub(super) before: JobPhase,
 }
 
 pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {
-    /// Builds the transaction. `room`: limit of pods created and removed.
+    /// Builds the transaction of a plan. `room`: limit of pods created; the rest is left to later transactions.
     pub(super) fn build_step(
         &self,
         input: &JobView,
@@ -43,14 +48,12 @@ impl JobController {
     ) -> PlannedStep {
         let rest = plan.create.split_off(room.min(plan.create.len()));
         let job = &input.record.read.spec;
-        let empty = BTreeMap::new();
-        let places = input.group.places.as_ref().unwrap_or(&empty);
         let address = |node: &NodeName| self.caches.address(node);
         // Includes nodes that are down, so that port offsets of other members stay the same.
-        let homes = self.homes(input);
+        let bound = self.bound_nodes(input);
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
-        let placed = Placed { id, uid, job, places: &homes, address: &address, pod_ids };
+        let placed = Placed { id, uid, job, places: &bound, address: &address, pod_ids };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
         if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
@@ -58,14 +61,16 @@ impl JobController {
             let key = key::pod_group_status(&self.id);
             ops.push(Op::CheckIndex { key, index: input.placed_at });
         }
-        let adopted = self.adopted(input, &placed, &plan, &mut ops);
-        let mut released = Vec::new();
-        if plan.release {
-            for (place, mismatched) in input.pods.mismatched.iter().take(FIXED_OPS / 2) {
-                ops.push(writes::release_op(place, mismatched));
-                released.push(place.clone());
-            }
-        }
+        let adopted = self.adopt(input, &placed, &plan, &mut ops);
+        let released = if plan.release { release(input, &mut ops) } else { Vec::new() };
+        let removed = self.remove(input, &plan, &mut ops);
+        let group = self.change_group(input, &plan, &mut ops);
+        self.delete_commands(input, &plan, &mut ops);
+        PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before }
+    }
+
+    /// Removes the plan's pods, and as many orphans of an older job of the name as there is room for.
+    fn remove(&self, input: &JobView, plan: &JobPlan, ops: &mut Vec<Op>) -> Vec<(PodRef, Slot)> {
         let mut removed = Vec::new();
         for (pod, _) in &plan.remove {
             ops.extend(writes::remove_ops(&pod.place, pod.label_index, pod.intent));
@@ -80,30 +85,48 @@ impl JobController {
                 removed.push((place.clone(), labelled.identity.slot.clone()));
             }
         }
+        removed
+    }
+
+    /// Writes or deletes the PodGroup's record. Returns the record if it is written.
+    fn change_group(
+        &self,
+        input: &JobView,
+        plan: &JobPlan,
+        ops: &mut Vec<Op>,
+    ) -> Option<PodGroupRecord> {
         let (index, current) = &self.group;
-        let group_key = key::pod_group(&self.id);
-        let mut group = None;
+        let key = key::pod_group(&self.id);
         match plan.group {
             GroupStep::Delete if input.group.exists || input.group.is_foreign => {
-                ops.push(Op::DeleteCas { key: group_key, index: *index });
+                ops.push(Op::DeleteCas { key, index: *index });
+                None
             }
             // An incomplete list may lack the group.
-            GroupStep::Delete if plan.finished => ops.push(Op::CheckNotExists { key: group_key }),
-            GroupStep::Delete | GroupStep::Leave => {}
+            GroupStep::Delete if plan.finished => {
+                ops.push(Op::CheckNotExists { key });
+                None
+            }
+            GroupStep::Delete | GroupStep::Leave => None,
             GroupStep::Keep => {
                 let before = current.as_ref().filter(|_| input.group.exists).map(|c| &c.spec);
-                let (placed, pods) = (places.len(), &input.pods);
-                let mut wanted = writes::group_of(id, uid, job, &plan, placed, pods, before);
+                let placed = input.group.places.as_ref().map_or(0, BTreeMap::len);
+                let (job, uid, pods) = (&input.record.read.spec, input.uid, &input.pods);
+                let mut wanted = writes::group_of(&self.id, uid, job, plan, placed, pods, before);
                 if let Some(current) = current {
                     wanted.other.clone_from(&current.other);
                 }
-                if current.as_ref() != Some(&wanted) {
-                    let value = wanted.encode();
-                    ops.push(Op::Cas { key: group_key, value, flags: 0, index: *index });
-                    group = Some(wanted);
+                if current.as_ref() == Some(&wanted) {
+                    return None;
                 }
+                ops.push(Op::Cas { key, value: wanted.encode(), flags: 0, index: *index });
+                Some(wanted)
             }
         }
+    }
+
+    /// Deletes the command that the plan carries out; those of a finished job, too, which nobody will carry out.
+    fn delete_commands(&self, input: &JobView, plan: &JobPlan, ops: &mut Vec<Op>) {
         if let Some(command) = &plan.consume {
             // Consul's delete of an absent key succeeds; without the check a command could be executed twice.
             let (key, index) = (key::command(command.id), command.index);
@@ -113,18 +136,16 @@ impl JobController {
             ops.push(Op::Delete { key });
         }
         if plan.finished {
-            // Commands that no job will execute.
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + BASE_OPS);
             for command in input.commands.iter().skip(1).take(room) {
                 let (key, index) = (key::command(command.id), command.index);
                 ops.push(Op::DeleteCas { key, index });
             }
         }
-        PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before }
     }
 
-    /// Operations and identities of adopted pods.
-    fn adopted(
+    /// Labels the pods that the plan adopts. Returns them with their identities.
+    fn adopt(
         &self,
         input: &JobView,
         placed: &Placed<'_>,
@@ -146,7 +167,7 @@ impl JobController {
     }
 
     /// Bound nodes of all members, once they may start.
-    pub(super) fn homes(&self, input: &JobView) -> BTreeMap<Slot, NodeName> {
+    pub(super) fn bound_nodes(&self, input: &JobView) -> BTreeMap<Slot, NodeName> {
         let statuses = self.caches.groups.snapshot();
         let status = statuses
             .value
@@ -156,4 +177,14 @@ impl JobController {
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
         writes::places(&input.record.read.spec, node_of, |_| false)
     }
+}
+
+/// Removes the job's uid from pods that carry other labels by now: they are no longer members.
+fn release(input: &JobView, ops: &mut Vec<Op>) -> Vec<PodRef> {
+    let mut released = Vec::new();
+    for (place, mismatched) in input.pods.mismatched.iter().take(FIXED_OPS / 2) {
+        ops.push(writes::release_op(place, mismatched));
+        released.push(place.clone());
+    }
+    released
 }
