@@ -195,6 +195,19 @@ impl Usage {
             self.total.entry(link.clone()).or_default().sub(amounts);
         }
     }
+
+    /// Replaces what a queue and its ancestors are charged for one group.
+    pub fn recharge(
+        &mut self,
+        queues: &Queues,
+        name: &QueueName,
+        charged: &mut ResourceList,
+        amounts: ResourceList,
+    ) {
+        self.discharge(queues, name, charged);
+        *charged = amounts;
+        self.charge(queues, name, charged);
+    }
 }
 
 fn links<'q>(queues: &'q Queues, name: &'q QueueName) -> &'q [QueueName] {

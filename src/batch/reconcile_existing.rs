@@ -324,59 +324,89 @@ impl<'a> Pass<'a, '_> {
                 return None;
             }
         };
-        let spec = &record.spec;
         let order = self.order(status, record);
         if order == Order::Keep && status.phase == PodGroupPhase::Pending {
             return Some(self.candidate(id, group, record, Some(known)));
         }
         let phase = next(status.phase, order, self.counts(status, record, order));
-        let mut after = status.clone();
-        after.members = record.members;
-        if order == Order::Again {
-            after.round = spec.round;
-            after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
-            after.place_by = phase.is_admitted().then(|| self.timeout(spec));
-            after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
-            self.leave(id, known, after, phase);
-            return None;
-        }
-        if order == Order::Requeue {
-            let after = match &spec.hold {
-                Some(hold) => {
-                    after.say(status.phase, hold.reason, hold.message.clone(), self.seen.now);
-                    after
+        match (order, &status.placement) {
+            (Order::Again, _) => self.start_round(id, known, record, phase),
+            (Order::Requeue, _) => self.requeue(id, known, record, phase),
+            _ if !phase.is_admitted() => self.release_unused(id, known, record, phase),
+            (_, Some(place)) => {
+                if !self.move_off(id, known, record, place) {
+                    self.adjust(id, known, &record.spec, place, phase);
                 }
-                None => self.sent_back(after, spec),
-            };
-            self.leave(id, known, after, phase);
-            return None;
-        }
-        if !phase.is_admitted() {
-            let MemberCounts { bound, running, releasing, .. } = record.members;
-            // Pods keep their nodes until they have left or run.
-            let in_use = phase == PodGroupPhase::Pending && bound + running + releasing > 0;
-            if phase != status.phase && !in_use {
-                if let Some(queue) =
-                    status.queue.as_ref().filter(|_| phase == PodGroupPhase::Pending)
-                {
-                    // It is placed again in the next pass; lower groups of its queue wait.
-                    self.held_up.insert(queue.clone(), id.clone());
+            }
+            (_, None) => {
+                if let Some(until) = status.place_by {
+                    self.due(until);
                 }
-                after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
-                self.leave(id, known, after, phase);
+                return Some(self.candidate(id, group, record, Some(known)));
             }
-            return None;
-        }
-        let Some(place) = &status.placement else {
-            if let Some(until) = status.place_by {
-                self.due(until);
-            }
-            return Some(self.candidate(id, group, record, Some(known)));
-        };
-        if !self.move_off(id, known, record, place) {
-            self.adjust(id, known, spec, place, phase);
         }
         None
+    }
+
+    /// Releases the placement for a new round of the record. An admitted group stays admitted until it is placed again
+    /// or its timeout passes.
+    fn start_round(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        record: &PodGroupRecord,
+        phase: PodGroupPhase,
+    ) {
+        let spec = &record.spec;
+        let mut after = PodGroupStatus { members: record.members, ..(*known.value).clone() };
+        after.round = spec.round;
+        after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
+        after.place_by = phase.is_admitted().then(|| self.timeout(spec));
+        after.say(known.value.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
+        self.leave(id, known, after, phase);
+    }
+
+    /// Puts an admitted group back into its queue: it is on hold, or found no nodes in time.
+    fn requeue(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        record: &PodGroupRecord,
+        phase: PodGroupPhase,
+    ) {
+        let mut after = PodGroupStatus { members: record.members, ..(*known.value).clone() };
+        let after = match &record.spec.hold {
+            Some(hold) => {
+                after.say(known.value.phase, hold.reason, hold.message.clone(), self.seen.now);
+                after
+            }
+            None => self.sent_back(after, &record.spec),
+        };
+        self.leave(id, known, after, phase);
+    }
+
+    /// Releases the placement of a group that has ended, or that has too few members left. In the second case its pods
+    /// keep their nodes until they have left or run.
+    fn release_unused(
+        &mut self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        record: &PodGroupRecord,
+        phase: PodGroupPhase,
+    ) {
+        let status = &*known.value;
+        let MemberCounts { bound, running, releasing, .. } = record.members;
+        let in_use = phase == PodGroupPhase::Pending && bound + running + releasing > 0;
+        if phase == status.phase || in_use {
+            return;
+        }
+        if let Some(queue) = status.queue.as_ref().filter(|_| phase == PodGroupPhase::Pending) {
+            // It is placed again in the next pass; lower groups of its queue wait.
+            self.held_up.insert(queue.clone(), id.clone());
+        }
+        let mut after = PodGroupStatus { members: record.members, ..status.clone() };
+        after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
+        self.leave(id, known, after, phase);
     }
 
     /// Replaces the nodes of members without a pod whose node is down, as far as capacity allows. Others are placed
@@ -393,6 +423,35 @@ impl<'a> Pass<'a, '_> {
         }
         // A node may be reported as down only later.
         self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
+        let (mut kept, left) = self.divide_by_down_nodes(place);
+        let release = members(id, &left);
+        if release.is_empty() {
+            return false;
+        }
+        let _ = self.book(id, &release, &[]);
+        self.find_nodes_again(id, record, &left, &mut kept);
+        let were = members(id, place);
+        let mut allocate = members(id, &kept);
+        allocate.retain(|member| !were.contains(member));
+        // Cannot fail: the placement was found on this copy.
+        let _ = self.book(id, &[], &allocate);
+        let mut after = (*known.value).clone();
+        if let Some(queue) = &after.queue {
+            let (usage, queues) = (&mut self.plan.usage, self.seen.queues);
+            usage.recharge(queues, queue, &mut after.charged, kept.charge());
+        }
+        after.placement = Some(kept);
+        let mut change = PlacementChange::of_status(id, Some(known), after);
+        (change.release, change.allocate) = (release, allocate);
+        self.plan.changes.push(change);
+        self.as_seen(id);
+        self.plan.more = true;
+        true
+    }
+
+    /// Divides a placement into members that keep their node and members whose node is down. Of these it takes no more
+    /// than one change can move.
+    fn divide_by_down_nodes(&self, place: &GroupPlacement) -> (GroupPlacement, GroupPlacement) {
         let (mut kept, mut left) = (place.clone(), place.clone());
         let mut most = (self.bounds_beside(place).nodes / 2).max(1);
         for (task, nodes) in &mut kept.members {
@@ -404,19 +463,25 @@ impl<'a> Pass<'a, '_> {
                 }
             }
         }
-        let release = members(id, &left);
-        if release.is_empty() {
-            return false;
-        }
-        let _ = self.book(id, &release, &[]);
+        (kept, left)
+    }
+
+    /// Finds nodes for the members of `left`, as far as capacity allows, and enters them into `kept`.
+    fn find_nodes_again(
+        &mut self,
+        id: &GroupId,
+        record: &PodGroupRecord,
+        left: &GroupPlacement,
+        kept: &mut GroupPlacement,
+    ) {
         let mut spec = record.spec.clone();
         for task in &mut spec.tasks {
-            task.resources = place.asks.get(&task.name).unwrap_or(&task.resources).clone();
+            task.resources = left.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }
         let gone = left.counts();
         let asked = gang(id, &spec, &gone, self.seen.spec);
         let found = self.memory.find(&asked).ok();
-        let ids = (id, place.pod_ids);
+        let ids = (id, left.pod_ids);
         if let Some(answer) = found.and_then(|found| self.beside(ids, &asked, found).ok()) {
             for (task, nodes) in answer.tasks {
                 let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
@@ -425,26 +490,9 @@ impl<'a> Pass<'a, '_> {
                 open.zip(nodes).for_each(|(slot, node)| *slot = Some(node));
             }
         }
-        let were = members(id, place);
-        let mut allocate = members(id, &kept);
-        allocate.retain(|member| !were.contains(member));
-        // Cannot fail: the placement was found on this copy.
-        let _ = self.book(id, &[], &allocate);
-        let mut after = (*known.value).clone();
-        if let Some(queue) = &after.queue {
-            self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
-            after.charged = kept.charge();
-            self.plan.usage.charge(self.seen.queues, queue, &after.charged);
-        }
-        after.placement = Some(kept);
-        let mut change = PlacementChange::of_status(id, Some(known), after);
-        (change.release, change.allocate) = (release, allocate);
-        self.plan.changes.push(change);
-        self.as_seen(id);
-        self.plan.more = true;
-        true
     }
 
+    /// What to do about a group, before its members are counted.
     fn order(&self, status: &PodGroupStatus, record: &PodGroupRecord) -> Order {
         let (spec, members) = (&record.spec, &record.members);
         let alive = members.bound + members.running + members.releasing;
@@ -521,37 +569,13 @@ impl<'a> Pass<'a, '_> {
         place: &GroupPlacement,
         phase: PodGroupPhase,
     ) {
-        let (mut kept, mut lost) = fitted(id, spec, place);
-        let bounds = self.bounds_beside(place);
-        let first =
-            parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
-        if let Some(part) = first
-            && part.len() < lost.len()
-        {
-            // The rest stays placed until the next pass.
-            kept = place.clone();
-            let gone = |task: &str, n: usize| {
-                let pod =
-                    u32::try_from(n).ok().and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
-                part.iter().any(|member| Some(&member.pod) == pod.as_ref())
-            };
-            for (task, nodes) in &mut kept.members {
-                nodes
-                    .iter_mut()
-                    .enumerate()
-                    .filter(|(n, _)| gone(task, *n))
-                    .for_each(|(_, slot)| *slot = None);
-            }
-            lost = part;
-            self.plan.more = true;
-        }
+        let (kept, lost) = self.fit_to_record(id, spec, place);
         let mut after = (*known.value).clone();
         if kept != *place {
             let _ = self.book(id, &lost, &[]);
             if let Some(queue) = &after.queue {
-                self.plan.usage.discharge(self.seen.queues, queue, &after.charged);
-                after.charged = kept.charge();
-                self.plan.usage.charge(self.seen.queues, queue, &after.charged);
+                let (usage, queues) = (&mut self.plan.usage, self.seen.queues);
+                usage.recharge(queues, queue, &mut after.charged, kept.charge());
             }
             after.placement = Some(kept);
         }
@@ -574,6 +598,35 @@ impl<'a> Pass<'a, '_> {
                 self.as_seen(id);
             }
         }
+    }
+
+    /// The placement for the record's replicas, and the members that lose their node. Surplus members that one change
+    /// cannot release keep their nodes until the next pass.
+    fn fit_to_record(
+        &mut self,
+        id: &GroupId,
+        spec: &PodGroupSpec,
+        place: &GroupPlacement,
+    ) -> (GroupPlacement, Vec<GroupMember>) {
+        let (kept, lost) = fitted(id, spec, place);
+        let bounds = self.bounds_beside(place);
+        let first =
+            parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
+        let Some(part) = first.filter(|part| part.len() < lost.len()) else { return (kept, lost) };
+        let mut kept = place.clone();
+        let gone = |task: &str, n: usize| {
+            let pod = u32::try_from(n).ok().and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
+            part.iter().any(|member| Some(&member.pod) == pod.as_ref())
+        };
+        for (task, nodes) in &mut kept.members {
+            nodes
+                .iter_mut()
+                .enumerate()
+                .filter(|(n, _)| gone(task, *n))
+                .for_each(|(_, slot)| *slot = None);
+        }
+        self.plan.more = true;
+        (kept, part)
     }
 
     /// Reports an invalid record and leaves its pods running.

@@ -88,9 +88,8 @@ impl<'a> Pass<'a, '_> {
         if self.book(id, &[], &allocate).is_err() {
             return;
         }
-        self.plan.usage.discharge(self.seen.queues, &queue, &after.charged);
-        after.charged = place.charge();
-        self.plan.usage.charge(self.seen.queues, &queue, &after.charged);
+        let (usage, queues) = (&mut self.plan.usage, self.seen.queues);
+        usage.recharge(queues, &queue, &mut after.charged, place.charge());
         let mut change = PlacementChange::of_status(id, Some(known), after);
         change.allocate = allocate;
         self.plan.changes.push(change);
