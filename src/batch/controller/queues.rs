@@ -8,7 +8,10 @@ use tracing::{info, warn};
 use super::{BatchView, OrderingController};
 use crate::batch::plan::GroupStatuses;
 use crate::batch::queue_machine::{self, Wanted};
+use crate::batch::queues::Queue;
 use crate::batch::writes::FIXED_BYTES;
+use crate::cluster::commands::Pending;
+use crate::cluster::queues::StoredQueue;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
 use rcfarm_api::audit::{Actor, Details, QueueChange};
@@ -17,11 +20,14 @@ use rcfarm_api::ids::QueueName;
 use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
-use rcfarm_api::{FieldError, ResourceList, Stored, key};
+use rcfarm_api::{FieldError, ResourceList, Stored, Timestamp, key};
 use rcfarm_store::{Index, Op, StoreError, TxnLimits};
 
 /// Fields without effect that a queue's status lists.
 const IGNORED_LISTED: usize = 20;
+
+/// A queue with its status after a write; `None`: deleted.
+type QueueAfter = (QueueName, Option<QueueStatus>);
 
 impl OrderingController {
     /// Updates the statuses of the queues. `false`: a transaction was refused.
@@ -30,51 +36,7 @@ impl OrderingController {
         input: &BatchView,
         with_words: bool,
     ) -> Result<bool, ReconcileError> {
-        let mut ops = Vec::new();
-        let mut told = Vec::new();
-        let now = self.ctx.clock.wall();
-        let counted = self.to_recount.then(|| recount(&self.groups));
-        let count = |name: &QueueName, status: &QueueStatus| match &counted {
-            Some(counted) => counted.get(name).cloned().unwrap_or_default(),
-            None => (status.groups, status.allocated.clone()),
-        };
-        for (name, queue) in input.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
-            let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
-            let mut after = status.clone();
-            (after.groups, after.allocated) = count(name, &status);
-            let groups = after.groups;
-            let admitted = groups.inqueue + groups.running + groups.unknown > 0;
-            let message = match queue.wanted {
-                Wanted::Unreadable => cut(&FieldError::list(&queue.problems), 4096),
-                Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
-                Wanted::Open | Wanted::Closed => String::new(),
-            };
-            after.set_state(
-                queue_machine::next(status.state, queue.wanted, admitted),
-                message,
-                now,
-            );
-            after.ignored = queue.spec.ignored();
-            after.ignored.truncate(IGNORED_LISTED);
-            after.ignored.iter_mut().for_each(|name| *name = cut(name, 200));
-            if with_words {
-                let waiting = input.plan.waiting.get(name).into_iter().flatten();
-                after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
-            }
-            if after != status {
-                (after.revision, after.observed_index) = (status.revision + 1, queue.index);
-                let key = key::queue_status(name);
-                ops.push(Op::Cas { key, value: after.encode(), flags: 0, index });
-                told.push((name.clone(), Some(after)));
-            }
-        }
-        for (name, (index, status)) in &self.queues {
-            let is_counted = count(name, status).0 != Counters::default();
-            if !input.queues.0.contains_key(name) && !is_counted && self.is_default() {
-                ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
-                told.push((name.clone(), None));
-            }
-        }
+        let (ops, told) = self.queue_changes(input, with_words);
         let limits = self.ctx.limits;
         let limits = TxnLimits { ops: limits.ops.saturating_sub(4).max(1), ..limits };
         let (mut ops, mut told) = (&ops[..], &told[..]);
@@ -106,6 +68,41 @@ impl OrderingController {
         }
         self.to_recount = false;
         Ok(true)
+    }
+
+    /// Operations that bring the statuses of this scheduler's queues up to date, and these statuses; `None`: deleted.
+    fn queue_changes(&self, input: &BatchView, with_words: bool) -> (Vec<Op>, Vec<QueueAfter>) {
+        let (mut ops, mut told) = (Vec::new(), Vec::new());
+        let now = self.ctx.clock.wall();
+        let counted = self.to_recount.then(|| recount(&self.groups));
+        let count = |name: &QueueName, status: &QueueStatus| match &counted {
+            Some(counted) => counted.get(name).cloned().unwrap_or_default(),
+            None => (status.groups, status.allocated.clone()),
+        };
+        for (name, queue) in input.queues.0.iter().filter(|(_, q)| q.spec.scheduler == self.me) {
+            let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
+            let mut after = status.clone();
+            (after.groups, after.allocated) = count(name, &status);
+            set_state(&mut after, queue, now);
+            if with_words {
+                let waiting = input.plan.waiting.get(name).into_iter().flatten();
+                after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
+            }
+            if after != status {
+                (after.revision, after.observed_index) = (status.revision + 1, queue.index);
+                let key = key::queue_status(name);
+                ops.push(Op::Cas { key, value: after.encode(), flags: 0, index });
+                told.push((name.clone(), Some(after)));
+            }
+        }
+        for (name, (index, status)) in &self.queues {
+            let is_counted = count(name, status).0 != Counters::default();
+            if !input.queues.0.contains_key(name) && !is_counted && self.is_default() {
+                ops.push(Op::DeleteCas { key: key::queue_status(name), index: *index });
+                told.push((name.clone(), None));
+            }
+        }
+        (ops, told)
     }
 
     fn is_default(&self) -> bool {
@@ -180,37 +177,39 @@ impl OrderingController {
             let ops = [consumed, vec![Op::CheckNotExists { key }]].concat();
             return self.command_applied(input, ops, None).await.map(Some);
         };
-        let mut wanted = record.clone();
-        match pending.command.action {
-            _ if pending.index < stored.created => {
-                warn!(queue = %name, "the queue was made after the command, which is dropped")
+        let wanted = commanded(name, pending, stored, record);
+        let (write, details) = match wanted == *record {
+            true => (Op::CheckIndex { key, index: stored.index }, None),
+            false => {
+                let (value, index) = (wanted.encode(), stored.index);
+                let details = self.queue_changed(name, pending, record, &wanted);
+                (Op::Cas { key, value, flags: 0, index }, Some(details))
             }
-            CommandAction::OpenQueue => wanted.spec.state = Desired::Open,
-            CommandAction::CloseQueue => wanted.spec.state = Desired::Closed,
-            other => {
-                warn!(queue = %name, action = %other, "no queue has this action: the command is dropped")
-            }
-        }
-        let mut ops = consumed;
-        let is_change = wanted != *record;
-        let details = is_change.then(|| {
-            let by = pending.command.issued_by.clone();
-            Details::QueueChanged(QueueChange {
-                queue: name.clone(),
-                actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
-                reason: pending.command.action.to_string(),
-                farm: Some(self.ctx.farm.clone()),
-                before: serde_json::to_value(&record.spec).ok(),
-                after: serde_json::to_value(&wanted.spec).ok(),
-            })
-        });
-        ops.push(match is_change {
-            true => Op::Cas { key, value: wanted.encode(), flags: 0, index: stored.index },
-            false => Op::CheckIndex { key, index: stored.index },
-        });
+        };
+        let ops = [consumed, vec![write]].concat();
         self.command_applied(input, ops, details).await.map(Some)
     }
 
+    /// Audit details of a command that changes a queue.
+    fn queue_changed(
+        &self,
+        name: &QueueName,
+        pending: &Pending,
+        before: &QueueRecord,
+        after: &QueueRecord,
+    ) -> Details {
+        let by = pending.command.issued_by.clone();
+        Details::QueueChanged(QueueChange {
+            queue: name.clone(),
+            actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
+            reason: pending.command.action.to_string(),
+            farm: Some(self.ctx.farm.clone()),
+            before: serde_json::to_value(&before.spec).ok(),
+            after: serde_json::to_value(&after.spec).ok(),
+        })
+    }
+
+    /// Commits the operations of a command, then reads queues and commands again.
     async fn command_applied(
         &mut self,
         input: &BatchView,
@@ -244,6 +243,43 @@ fn fitting(ops: &[Op], limits: TxnLimits) -> usize {
         bytes <= limits.bytes
     };
     ops.iter().take(limits.ops).take_while(fits).count().max(1)
+}
+
+/// Sets state, message and fields without effect, from the queue's record and its counters.
+fn set_state(after: &mut QueueStatus, queue: &Queue, now: Timestamp) {
+    let groups = after.groups;
+    let admitted = groups.inqueue + groups.running + groups.unknown > 0;
+    let message = match queue.wanted {
+        Wanted::Unreadable => cut(&FieldError::list(&queue.problems), 4096),
+        Wanted::ClosedByParent => "a queue above it is closed".to_owned(),
+        Wanted::Open | Wanted::Closed => String::new(),
+    };
+    after.set_state(queue_machine::next(after.state, queue.wanted, admitted), message, now);
+    after.ignored = queue.spec.ignored();
+    after.ignored.truncate(IGNORED_LISTED);
+    after.ignored.iter_mut().for_each(|name| *name = cut(name, 200));
+}
+
+/// The queue's record as a command wants it. A command that is older than the queue, or that no queue has, changes
+/// nothing.
+fn commanded(
+    name: &QueueName,
+    pending: &Pending,
+    stored: &StoredQueue,
+    record: &QueueRecord,
+) -> QueueRecord {
+    let mut wanted = record.clone();
+    match pending.command.action {
+        _ if pending.index < stored.created => {
+            warn!(queue = %name, "the queue was made after the command, which is dropped")
+        }
+        CommandAction::OpenQueue => wanted.spec.state = Desired::Open,
+        CommandAction::CloseQueue => wanted.spec.state = Desired::Closed,
+        other => {
+            warn!(queue = %name, action = %other, "no queue has this action: the command is dropped")
+        }
+    }
+    wanted
 }
 
 /// Counts groups by phase and sums the charges of admitted groups, per queue.
