@@ -12,12 +12,13 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use self::set_aside::GroupsSetAside;
+use super::bounds::Bounds;
 use super::caches::SchedulerCaches;
 use super::failpoints;
 use super::placing::PlacementChange;
 use super::plan::{BatchObserved, BatchPlan, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
-use super::writes::{PlacementBatch, QueueBook, audited, batch, bounds, revised};
+use super::writes::{PlacementBatch, QueueBook, audited, batch, revised};
 use crate::cluster::allocations::booked_node;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
@@ -270,7 +271,7 @@ impl OrderingController {
             with_orphaned: self.to_recount || monotonic() >= self.leaks_at,
             now: self.ctx.clock.wall(),
             latest,
-            bounds: bounds(PLACED_PER_PASS, STEPS_PER_PASS, self.ctx.limits),
+            bounds: Bounds::of(PLACED_PER_PASS, STEPS_PER_PASS, self.ctx.limits),
         };
         let idle = self.idle.as_ref().filter(|i| i.is_of(&observed, &queues.value, &groups.value));
         let plan = match idle {

@@ -19,15 +19,16 @@
 //! | module | contents |
 //! |---|---|
 //! | `controller` | start here: reads statuses and caches, plans, commits; commands and statuses of queues |
-//! | [`plan`](mod@plan), [`reconcile_existing`] | one pass: updates known groups, then admits waiting ones. Pure |
+//! | [`plan`](mod@plan) | one pass: updates known groups, then admits waiting ones. Pure |
 //! | [`queues`] | the tree of queues: which are open, and their remaining capability. Pure |
 //! | [`pod_group_machine`], [`queue_machine`] | phases of a group, states of a queue. Pure |
 //! | [`placing`] | members of a group as pods on nodes. Pure |
-//! | [`writes`] | packs changes into transactions. Pure |
+//! | [`writes`], [`bounds`] | packs changes into transactions; how much one pass may change. Pure |
 //! | [`caches`] | watched prefixes |
 //! | [`kind`] | the kind `scheduler`: prefixes, rights, subscriptions |
 //! | `failpoints` | change input or output of the plan in tests |
 
+pub mod bounds;
 pub mod caches;
 mod controller;
 mod failpoints;
@@ -37,5 +38,4 @@ pub mod plan;
 pub mod pod_group_machine;
 pub mod queue_machine;
 pub mod queues;
-pub mod reconcile_existing;
 pub mod writes;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::plan::Bounds;
+use super::bounds::Bounds;
 use crate::placement::capacity::{self, Booking, Gang, Ledger, NodeCapacities};
 use rcfarm_api::Index;
 use rcfarm_api::ResourceList;

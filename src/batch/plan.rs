@@ -1,6 +1,6 @@
 //! Plans one pass over queues, groups and nodes. Pure.
 //!
-//! First it updates known groups ([`super::reconcile_existing`]). Then it places those that need nodes, in this order:
+//! First it updates known groups (`plan/reconcile_existing.rs`). Then it places those that need nodes, in this order:
 //! priority of the queue; admitted groups, which lost their nodes, before waiting ones; priority of the group; waiting
 //! time. A group is admitted and placed in one step: its queue and the ancestors must have the capability, and each
 //! member that it needs to start needs a node with capacity.
@@ -14,6 +14,7 @@
 
 mod growth;
 mod memory;
+mod reconcile_existing;
 mod sizes;
 mod taken;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use memory::PassMemory;
 
+use super::bounds::Bounds;
 use super::placing::{
     GroupMember, PlacementChange, VersionedStatus, bookings, gang, members, placement,
 };
@@ -83,22 +85,6 @@ pub struct SetAside {
     pub why: String,
     /// Whether the status cannot be written, either.
     pub is_silent: bool,
-}
-
-/// How much one pass may change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
-    /// Groups placed per pass.
-    pub placed: usize,
-    /// Comparisons of nodes after which no further group is examined.
-    pub steps: usize,
-    /// Changes of messages per pass.
-    pub says: usize,
-    /// Nodes per change; a larger gang is written ahead.
-    pub nodes: usize,
-    /// Bytes of a change: of the group's status and of the nodes' allocations. A gang whose status alone is larger is
-    /// not placed; one that is larger with its allocations is written ahead.
-    pub bytes: usize,
 }
 
 /// Output of a pass.

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::bounds::{FIXED_BYTES, FIXED_OPS};
 use super::placing::{GroupMember, PlacementChange};
-use super::plan::Bounds;
 use super::queues::Queues;
 use crate::placement::capacity::{Booking, Ledger, NodeCapacities};
 use rcfarm_api::Stored;
@@ -18,23 +18,6 @@ use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_api::queue::status::QueueStatus;
 use rcfarm_store::{Index, Op, TxnLimits};
-
-/// Operations of every transaction: fence, scheduler status, audit record.
-pub const FIXED_OPS: usize = 3;
-/// Bytes reserved for them.
-pub const FIXED_BYTES: usize = 32 * 1024;
-/// Bytes reserved for the statuses of the queues of one change.
-const QUEUE_BYTES: usize = 32 * 1024;
-
-/// Limits of a pass. Of the operations of a change, the rest is for group, queue and ancestors.
-#[must_use]
-pub fn bounds(placed: usize, steps: usize, limits: TxnLimits) -> Bounds {
-    let others = FIXED_OPS + 2 + rcfarm_api::queue::spec::MAX_DEPTH + 2;
-    let nodes = limits.ops.saturating_sub(others).max(1);
-    // Values are sent in base64.
-    let bytes = limits.bytes.saturating_sub(FIXED_BYTES + QUEUE_BYTES) / 4 * 3;
-    Bounds { placed, steps, says: limits.ops, nodes, bytes }
-}
 
 /// Statuses of all queues with their ModifyIndexes.
 pub type QueueBook = BTreeMap<QueueName, (Index, QueueStatus)>;

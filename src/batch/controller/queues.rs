@@ -6,10 +6,10 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::{BatchView, OrderingController};
+use crate::batch::bounds::FIXED_BYTES;
 use crate::batch::plan::GroupStatuses;
 use crate::batch::queue_machine::{self, Wanted};
 use crate::batch::queues::Queue;
-use crate::batch::writes::FIXED_BYTES;
 use crate::cluster::commands::Pending;
 use crate::cluster::queues::StoredQueue;
 use crate::farm::kind::{Action, ReconcileError};

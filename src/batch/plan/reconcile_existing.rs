@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::placing::{
+use super::{Candidate, Pass};
+use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing, parts,
 };
-use super::plan::{Candidate, Pass};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::StoredGroup;
 use rcfarm_api::FieldError;
