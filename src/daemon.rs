@@ -73,7 +73,7 @@ struct KindEntry {
 #[rustfmt::skip]
 const KINDS: [KindEntry; 3] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
-    KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::OrderingKind::new(ctx, p.scheduler_caches.clone())) },
+    KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone())) },
     KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone())) },
 ];
 

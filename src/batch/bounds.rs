@@ -18,7 +18,7 @@ pub struct Bounds {
     /// Comparisons of nodes after which no further group is examined.
     pub steps: usize,
     /// Changes of messages per pass.
-    pub says: usize,
+    pub message_changes: usize,
     /// Nodes per change; a larger gang is written ahead.
     pub nodes: usize,
     /// Bytes of a change: of the group's status and of the nodes' allocations. A gang whose status alone is larger is
@@ -33,6 +33,6 @@ impl Bounds {
         let nodes = limits.ops.saturating_sub(FIXED_OPS + 2 + MAX_DEPTH + 2).max(1);
         // Values are sent in base64.
         let bytes = limits.bytes.saturating_sub(FIXED_BYTES + QUEUE_BYTES) / 4 * 3;
-        Bounds { placed, steps, says: limits.ops, nodes, bytes }
+        Bounds { placed, steps, message_changes: limits.ops, nodes, bytes }
     }
 }

@@ -45,13 +45,14 @@ const PLACED_PER_PASS: usize = 500;
 /// Limit of the comparisons of nodes in one pass, about 10 ms.
 const STEPS_PER_PASS: usize = 200_000;
 /// Minimum interval between transactions that only update the messages of waiting groups.
-const WORDS_EVERY: Duration = Duration::from_millis(250);
+const MESSAGES_EVERY: Duration = Duration::from_millis(250);
 /// Poll interval while a group waits for capacity: capacity freed by other controllers wakes nobody.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// Interval between searches for orphaned allocations, which only writes by others can cause.
-const LEAKS_EVERY: Duration = Duration::from_secs(60);
+const ORPHAN_SEARCH_EVERY: Duration = Duration::from_secs(60);
+
 /// Controller of one claimed scheduler record.
-pub struct OrderingController {
+pub struct SchedulerController {
     ctx: ControllerContext,
     claimed: ClaimedRecord,
     me: ObjectName,
@@ -69,10 +70,12 @@ pub struct OrderingController {
     /// Whether to recount the queues: the statuses were read again and may have been changed by others.
     to_recount: bool,
     /// Next time for updating messages.
-    words_at: Instant,
+    messages_at: Instant,
     /// Next time for the search for orphaned allocations.
-    leaks_at: Instant,
+    orphan_search_at: Instant,
+    /// What is wrong with the record, as the log was told.
     alerted: Option<String>,
+    /// `false` once Consul has forbidden to create the default queue.
     may_make_queues: bool,
 }
 
@@ -120,7 +123,7 @@ struct BatchView {
     plan: BatchPlan,
 }
 
-impl OrderingController {
+impl SchedulerController {
     /// Controller without a status; the first reconcile reads it.
     pub fn new(
         ctx: ControllerContext,
@@ -131,7 +134,7 @@ impl OrderingController {
         let since = ctx.clock.wall();
         let keys = (key::scheduler(&me), key::scheduler_status(&me));
         let chain = StatusChain::new(&ctx, &claimed, keys, None);
-        OrderingController {
+        SchedulerController {
             ctx,
             claimed,
             me,
@@ -145,8 +148,8 @@ impl OrderingController {
             memory: PassMemory::default(),
             idle: None,
             to_recount: true,
-            words_at: monotonic(),
-            leaks_at: monotonic(),
+            messages_at: monotonic(),
+            orphan_search_at: monotonic(),
             alerted: None,
             may_make_queues: true,
         }
@@ -222,22 +225,23 @@ impl OrderingController {
                 Ok(Some((record.index, spec, selector)))
             }
             Err(bad) => {
-                let pending_reasons = FieldError::list(&bad);
-                if self.alerted.as_ref() != Some(&pending_reasons) {
-                    warn!(alert = true, key = %key::scheduler(&self.me), why = pending_reasons,
+                let problems = FieldError::list(&bad);
+                if self.alerted.as_ref() != Some(&problems) {
+                    warn!(alert = true, key = %key::scheduler(&self.me), why = problems,
                         "the scheduler's record is not valid: nothing is admitted");
-                    self.alerted = Some(pending_reasons.clone());
+                    self.alerted = Some(problems.clone());
                 }
                 let mut status = self.chain.status().clone();
-                (status.observed_index, status.last_error) = (record.index, Some(pending_reasons));
-                self.say(record.index, status).await?;
+                (status.observed_index, status.last_error) = (record.index, Some(problems));
+                self.write_status(record.index, status).await?;
                 Ok(None)
             }
         }
     }
 
+    /// Reads what changed and plans a pass. `None`: the record is absent or invalid, or a cache is not read yet.
     async fn read_input(&mut self) -> Result<Option<BatchView>, ReconcileError> {
-        let is_due = !self.chain.is_behind() && monotonic() >= self.leaks_at;
+        let is_due = !self.chain.is_behind() && monotonic() >= self.orphan_search_at;
         if is_due && self.is_tampered_with().await? {
             self.chain.fall_behind();
         }
@@ -268,7 +272,7 @@ impl OrderingController {
             fleet: &fleet,
             down: &down,
             may_forget: groups.untrusted.is_none(),
-            with_orphaned: self.to_recount || monotonic() >= self.leaks_at,
+            with_orphaned: self.to_recount || monotonic() >= self.orphan_search_at,
             now: self.ctx.clock.wall(),
             latest,
             bounds: Bounds::of(PLACED_PER_PASS, STEPS_PER_PASS, self.ctx.limits),
@@ -281,7 +285,8 @@ impl OrderingController {
                 let memory = &mut self.memory;
                 let mut plan = offload(size, || plan(&observed, memory)).await;
                 failpoints::change_plan(&mut plan);
-                let is_idle = plan.changes.is_empty() && plan.says.is_empty() && !plan.more;
+                let is_idle =
+                    plan.changes.is_empty() && plan.message_changes.is_empty() && !plan.more;
                 let may_forget = observed.may_forget;
                 self.idle = is_idle.then(|| IdlePass {
                     spec,
@@ -300,7 +305,7 @@ impl OrderingController {
 
     /// Commits the changes in order, with as few transactions as possible. `false`: one was refused, or its group was
     /// set aside: plan again.
-    async fn make(
+    async fn commit_changes(
         &mut self,
         input: &BatchView,
         changes: &[PlacementChange],
@@ -325,7 +330,7 @@ impl OrderingController {
                 groups: these.iter().map(audited).collect(),
             });
             match self.commit(input.record_index, made.ops.clone(), Some(details)).await {
-                Ok(Committed::Applied(index)) => self.learn(these, made, index),
+                Ok(Committed::Applied(index)) => self.record_changes(these, made, index),
                 Ok(Committed::Refused(_)) => return Ok(false),
                 // One of them is at fault. Consul's limit may be lower than the one that the farm knows.
                 Err(ReconcileError::Store(StoreError::TooLarge { .. })) if these.len() > 1 => {
@@ -344,7 +349,7 @@ impl OrderingController {
     }
 
     /// Records the result of a committed transaction before the caches show it.
-    fn learn(&mut self, changes: &[PlacementChange], batch: PlacementBatch, index: Index) {
+    fn record_changes(&mut self, changes: &[PlacementChange], batch: PlacementBatch, index: Index) {
         self.idle = None;
         for change in changes {
             self.set_aside.succeeded(&change.id);
@@ -365,7 +370,7 @@ impl OrderingController {
     }
 
     /// Writes only the scheduler's status.
-    async fn say(
+    async fn write_status(
         &mut self,
         record_index: Index,
         status: SchedulerStatus,
@@ -387,6 +392,7 @@ impl OrderingController {
         self.commit_status(record_index, status, ops, details).await
     }
 
+    /// Commits operations with the scheduler's status. If others have changed allocations, these are read again.
     async fn commit_status(
         &mut self,
         record_index: Index,
@@ -412,7 +418,7 @@ impl OrderingController {
     }
 
     /// Time of the next reconcile if nothing changes before.
-    fn rest(&self, plan: &BatchPlan) -> Action {
+    fn next_action(&self, plan: &BatchPlan) -> Action {
         let now = self.ctx.clock.wall();
         let due = plan.next.map(|at| {
             let rest = now
@@ -433,7 +439,7 @@ impl OrderingController {
 }
 
 #[async_trait]
-impl Controller for OrderingController {
+impl Controller for SchedulerController {
     async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
         // Held from plan to commit: other tasks of this farm would allocate the same capacity.
         let caches = self.caches.clone();
@@ -445,36 +451,36 @@ impl Controller for OrderingController {
         if let Some(next) = self.apply_command(&input).await? {
             return Ok(next);
         }
-        if !self.make(&input, &input.plan.changes).await? {
+        if !self.commit_changes(&input, &input.plan.changes).await? {
             return Ok(self.chain.after_refusal());
         }
-        if monotonic() >= self.leaks_at {
-            self.leaks_at = monotonic() + LEAKS_EVERY;
+        if monotonic() >= self.orphan_search_at {
+            self.orphan_search_at = monotonic() + ORPHAN_SEARCH_EVERY;
         }
-        let pending_reasons = monotonic() >= self.words_at;
-        if !self.tell_queues(&input, pending_reasons && !input.plan.more).await? {
+        let messages_due = monotonic() >= self.messages_at;
+        if !self.write_queue_statuses(&input, messages_due && !input.plan.more).await? {
             return Ok(self.chain.after_refusal());
         }
         if input.plan.more || !input.plan.changes.is_empty() {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
-        if !pending_reasons {
-            return Ok(Action::RequeueAfter(self.words_at - monotonic()));
+        if !messages_due {
+            return Ok(Action::RequeueAfter(self.messages_at - monotonic()));
         }
-        self.words_at = monotonic() + WORDS_EVERY;
-        if !input.plan.says.is_empty() {
+        self.messages_at = monotonic() + MESSAGES_EVERY;
+        if !input.plan.message_changes.is_empty() {
             let node_capacities = self.caches.view.node_capacities();
             let one = batch(
-                &input.plan.says,
+                &input.plan.message_changes,
                 &node_capacities,
                 &input.queues,
                 &self.queues,
                 self.ctx.limits,
             );
-            if !self.make(&input, &input.plan.says[..one.count]).await? {
+            if !self.commit_changes(&input, &input.plan.message_changes[..one.count]).await? {
                 return Ok(self.chain.after_refusal());
             }
-            return Ok(Action::RequeueAfter(WORDS_EVERY));
+            return Ok(Action::RequeueAfter(MESSAGES_EVERY));
         }
         if self.chain.status().last_error.is_some()
             || self.chain.status().quarantined_until.is_some()
@@ -482,9 +488,9 @@ impl Controller for OrderingController {
             let mut status = self.chain.status().clone();
             (status.last_error, status.quarantined_until) = (None, None);
             self.alerted = None;
-            self.say(input.record_index, status).await?;
+            self.write_status(input.record_index, status).await?;
         }
-        Ok(self.rest(&input.plan))
+        Ok(self.next_action(&input.plan))
     }
 
     async fn report_quarantine(
@@ -498,6 +504,6 @@ impl Controller for OrderingController {
         let mut status = self.chain.status().clone();
         status.last_error = Some(error.to_owned());
         status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
-        self.say(record.index, status).await
+        self.write_status(record.index, status).await
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn change_groups<'a>(
 pub(super) fn change_plan(plan: &mut BatchPlan) {
     for change in &mut plan.changes {
         if enabled(Failpoint::PlacePulled) {
-            change.as_said = None;
+            change.record_index = None;
         }
         if enabled(Failpoint::PromiseSkipped) && change.keeps_status() {
             let reserving = change.after.as_mut().and_then(|after| after.placement.as_mut());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::caches::SchedulerCaches;
-use super::controller::OrderingController;
+use super::controller::SchedulerController;
 use crate::cluster::wake::on_node_changes;
 use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
@@ -90,21 +90,21 @@ fn check_queue(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 }
 
 /// Subscriptions and controllers of the kind `scheduler`.
-pub struct OrderingKind {
+pub struct SchedulerKind {
     ctx: ControllerContext,
     caches: Arc<SchedulerCaches>,
 }
 
-impl OrderingKind {
+impl SchedulerKind {
     /// Uses the caches that all schedulers of the farm share.
     #[must_use]
     pub fn new(ctx: ControllerContext, caches: Arc<SchedulerCaches>) -> Self {
-        OrderingKind { ctx, caches }
+        SchedulerKind { ctx, caches }
     }
 }
 
 #[async_trait]
-impl Kind for OrderingKind {
+impl Kind for SchedulerKind {
     fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
         on_node_changes(subscriber, &self.caches.view, |wake, _| wake.all());
         subscriber.on(&self.caches.queues, |wake, _, _| wake.all());
@@ -126,7 +126,7 @@ impl Kind for OrderingKind {
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
         let name = claimed.id.as_str().parse().expect("the farm claims legal names only");
         let controller =
-            OrderingController::new(self.ctx.clone(), claimed, name, self.caches.clone());
+            SchedulerController::new(self.ctx.clone(), claimed, name, self.caches.clone());
         Box::new(controller)
     }
 }

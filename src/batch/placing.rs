@@ -43,7 +43,7 @@ pub struct PlacementChange {
     pub allocate: Vec<GroupMember>,
     /// ModifyIndex that the group's record must still have; 0: it must be absent. Set where a placement is taken away:
     /// the owner may have started pods since, or a record may exist that the cache does not show.
-    pub as_said: Option<Index>,
+    pub record_index: Option<Index>,
 }
 
 impl PlacementChange {
@@ -56,7 +56,7 @@ impl PlacementChange {
     ) -> PlacementChange {
         let (before, after) = (before.cloned(), Some(after));
         let (release, allocate) = (Vec::new(), Vec::new());
-        PlacementChange { id: id.clone(), before, after, release, allocate, as_said: None }
+        PlacementChange { id: id.clone(), before, after, release, allocate, record_index: None }
     }
 
     /// Whether the status stays the same.
@@ -141,7 +141,7 @@ pub fn fitted(
 
 /// Members with an allocation.
 #[must_use]
-pub fn held(
+pub fn with_allocation(
     node_capacities: &NodeCapacities,
     id: &GroupId,
     all: Vec<GroupMember>,
@@ -250,7 +250,7 @@ mod tests {
         let all: Vec<GroupMember> = (0..20).map(member).collect();
         let (node_capacities, id) = (NodeCapacities::default(), "ns/g".parse().unwrap());
         let split = |bytes| {
-            let bounds = Bounds { placed: 1, steps: 1, says: 1, nodes: 2, bytes };
+            let bounds = Bounds { placed: 1, steps: 1, message_changes: 1, nodes: 2, bytes };
             let parts = parts(&node_capacities, &id, all.clone(), bounds);
             assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), all.len());
             parts.iter().map(|part| nodes_of(part).len()).collect::<Vec<_>>()

@@ -93,7 +93,7 @@ pub struct BatchPlan {
     /// Changes, in the order of their commits.
     pub changes: Vec<PlacementChange>,
     /// Changes of messages only, committed when there is nothing else to do.
-    pub says: Vec<PlacementChange>,
+    pub message_changes: Vec<PlacementChange>,
     /// The first [`WAITING_LISTED`] waiting groups per queue, in order.
     pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
     /// Charges after the changes.
@@ -162,21 +162,23 @@ pub(super) struct Pass<'a, 'm> {
     pub(super) seen: &'a BatchObserved<'a>,
     pub(super) memory: &'m mut PassMemory,
     pub(super) plan: BatchPlan,
-    /// Blocked FIFO queues and the groups that block them.
-    pub(super) held_up: BTreeMap<QueueName, GroupId>,
+    /// Groups that block others of their queue, by queue: in a FIFO queue one that does not fit, in any queue one that
+    /// is placed again in the next pass.
+    pub(super) blocked_by: BTreeMap<QueueName, GroupId>,
     placed: usize,
 }
 
 /// Plans one pass: releases orphaned allocations, updates known groups, places waiting ones in order, then adds the
 /// missing members of elastic groups.
 ///
-/// It stops after [`Bounds::placed`] groups or [`Bounds::steps`] comparisons; [`BatchPlan::more`] asks for another pass.
+/// It stops after [`Bounds::placed`] groups or [`Bounds::steps`] comparisons; [`BatchPlan::more`] asks for another
+/// pass.
 /// `memory` is that of the scheduler's earlier passes, or empty.
 #[must_use]
 pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     memory.begin(seen.fleet, seen.spec.packing);
-    let (plan, held_up) = (BatchPlan::default(), BTreeMap::new());
-    let mut pass = Pass { seen, memory, plan, held_up, placed: 0 };
+    let (plan, blocked_by) = (BatchPlan::default(), BTreeMap::new());
+    let mut pass = Pass { seen, memory, plan, blocked_by, placed: 0 };
     for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -236,7 +238,7 @@ impl<'a> Pass<'a, '_> {
     fn admit(&mut self, candidates: &[Candidate<'a>]) {
         let mut at = 0;
         while let Some(candidate) = candidates.get(at) {
-            if let Some(why) = self.bar(candidate) {
+            if let Some(why) = self.reason_to_skip(candidate) {
                 self.wait(candidate, why);
                 at += 1;
                 continue;
@@ -276,7 +278,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Reason why a group is not placed at all in this pass.
-    fn bar(&mut self, c: &Candidate<'a>) -> Option<Why> {
+    fn reason_to_skip(&mut self, c: &Candidate<'a>) -> Option<Why> {
         if let Some(hold) = &c.record.spec.hold {
             return Some((hold.reason, Message::Text(hold.message.clone())));
         }
@@ -292,7 +294,7 @@ impl<'a> Pass<'a, '_> {
                 return Some((PodGroupReason::BackedOff, Message::Text(text)));
             }
         }
-        let first = self.held_up.get(&c.queue)?;
+        let first = self.blocked_by.get(&c.queue)?;
         Some((PodGroupReason::BehindInQueue, Message::Text(format!("{first} goes first"))))
     }
 
@@ -360,7 +362,7 @@ impl<'a> Pass<'a, '_> {
         }
         match found {
             Ok(answer) => self.bind(c, &answer),
-            Err(why) => self.hold_up(c, why),
+            Err(why) => self.block_or_requeue(c, why),
         }
         1
     }
@@ -442,8 +444,9 @@ impl<'a> Pass<'a, '_> {
         self.placed += 1;
     }
 
-    /// Handles a group that does not fit. In a FIFO queue it blocks the others until its timeout.
-    fn hold_up(&mut self, c: &Candidate<'a>, (reason, message): Why) {
+    /// Handles a group that does not fit. In a FIFO queue it blocks those behind it. If it waits for nodes, it does so
+    /// until its timeout, and is then requeued.
+    fn block_or_requeue(&mut self, c: &Candidate<'a>, (reason, message): Why) {
         let queue = self.seen.queues.0.get(&c.queue);
         let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
         if let Some(until) = c.known.and_then(|k| k.value.place_by).filter(|_| c.admitted) {
@@ -457,24 +460,24 @@ impl<'a> Pass<'a, '_> {
             return self.wait(c, (reason, message));
         }
         if c.admitted || !waits_for_nodes {
-            self.held_up.insert(c.queue.clone(), c.id.clone());
+            self.blocked_by.insert(c.queue.clone(), c.id.clone());
             return self.wait(c, (reason, message));
         }
         match c.known.and_then(|known| known.value.place_by) {
             Some(until) if until <= self.seen.now => {
-                let after = self.sent_back(c.status(), &c.record.spec);
+                let after = self.requeued(c.status(), &c.record.spec);
                 self.list(c, after.reason);
                 self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
             }
             Some(until) => {
                 self.due(until);
-                self.held_up.insert(c.queue.clone(), c.id.clone());
+                self.blocked_by.insert(c.queue.clone(), c.id.clone());
                 self.wait(c, (reason, message));
             }
             None => {
                 let until = self.timeout(&c.record.spec);
                 self.due(until);
-                self.held_up.insert(c.queue.clone(), c.id.clone());
+                self.blocked_by.insert(c.queue.clone(), c.id.clone());
                 self.list(c, reason);
                 let mut after = c.status();
                 after.place_by = Some(until);
@@ -486,7 +489,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Status of a group moved to the end of its queue, with a pause before the next attempt.
-    pub(super) fn sent_back(
+    pub(super) fn requeued(
         &mut self,
         mut after: PodGroupStatus,
         spec: &PodGroupSpec,
@@ -524,10 +527,10 @@ impl<'a> Pass<'a, '_> {
         let said = c
             .known
             .is_some_and(|k| k.value.reason == reason && k.value.queue.as_ref() == Some(&c.queue));
-        if !said && self.plan.says.len() < self.seen.bounds.says {
+        if !said && self.plan.message_changes.len() < self.seen.bounds.message_changes {
             let mut after = c.status();
             after.say(after.phase, reason, self.text(message), self.seen.now);
-            self.plan.says.push(PlacementChange::of_status(c.id, c.known, after));
+            self.plan.message_changes.push(PlacementChange::of_status(c.id, c.known, after));
         }
     }
 

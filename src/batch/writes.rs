@@ -68,7 +68,7 @@ fn by_ops(changes: &[PlacementChange], queues: &Queues, limits: TxnLimits) -> us
     let (mut groups, mut nodes) = (0, BTreeSet::new());
     let (mut touched, mut guarded) = (BTreeSet::new(), BTreeSet::new());
     for (n, change) in changes.iter().enumerate() {
-        groups += 1 + usize::from(change.as_said.is_some());
+        groups += 1 + usize::from(change.record_index.is_some());
         nodes.extend(change.nodes());
         touched.extend(queues_of(change));
         guarded.extend(guards(change, queues));
@@ -118,7 +118,7 @@ fn build(
         batch.nodes.extend(change.nodes().into_iter().cloned());
         guarded.extend(guards(change, queues));
         batch.ops.push(status_op(change));
-        if let Some(index) = change.as_said {
+        if let Some(index) = change.record_index {
             let key = key::pod_group(&change.id);
             batch.ops.push(match index {
                 Index::ZERO => Op::CheckNotExists { key },

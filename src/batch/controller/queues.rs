@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::{BatchView, OrderingController};
+use super::{BatchView, SchedulerController};
 use crate::batch::bounds::FIXED_BYTES;
 use crate::batch::plan::GroupStatuses;
 use crate::batch::queue_machine::{self, Wanted};
@@ -29,14 +29,14 @@ const IGNORED_LISTED: usize = 20;
 /// A queue with its status after a write; `None`: deleted.
 type QueueAfter = (QueueName, Option<QueueStatus>);
 
-impl OrderingController {
+impl SchedulerController {
     /// Updates the statuses of the queues. `false`: a transaction was refused.
-    pub(super) async fn tell_queues(
+    pub(super) async fn write_queue_statuses(
         &mut self,
         input: &BatchView,
-        with_words: bool,
+        with_messages: bool,
     ) -> Result<bool, ReconcileError> {
-        let (ops, told) = self.queue_changes(input, with_words);
+        let (ops, told) = self.queue_changes(input, with_messages);
         let limits = self.ctx.limits;
         let limits = TxnLimits { ops: limits.ops.saturating_sub(4).max(1), ..limits };
         let (mut ops, mut told) = (&ops[..], &told[..]);
@@ -71,7 +71,7 @@ impl OrderingController {
     }
 
     /// Operations that bring the statuses of this scheduler's queues up to date, and these statuses; `None`: deleted.
-    fn queue_changes(&self, input: &BatchView, with_words: bool) -> (Vec<Op>, Vec<QueueAfter>) {
+    fn queue_changes(&self, input: &BatchView, with_messages: bool) -> (Vec<Op>, Vec<QueueAfter>) {
         let (mut ops, mut told) = (Vec::new(), Vec::new());
         let now = self.ctx.clock.wall();
         let counted = self.to_recount.then(|| recount(&self.groups));
@@ -84,7 +84,7 @@ impl OrderingController {
             let mut after = status.clone();
             (after.groups, after.allocated) = count(name, &status);
             set_state(&mut after, queue, now);
-            if with_words {
+            if with_messages {
                 let waiting = input.plan.waiting.get(name).into_iter().flatten();
                 after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::OrderingController;
+use super::SchedulerController;
 use crate::batch::placing::PlacementChange;
 use crate::batch::plan::SetAside;
 use rcfarm_api::ids::Namespaced;
@@ -41,7 +41,7 @@ impl GroupsSetAside {
     }
 }
 
-impl OrderingController {
+impl SchedulerController {
     /// Sets a group aside, so that passes go on for the others.
     pub(super) fn set_aside(&mut self, change: &PlacementChange, why: String) {
         let id = &change.id;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::{Candidate, Pass};
 use crate::batch::placing::{
-    GroupMember, PlacementChange, VersionedStatus, fitted, gang, held, members, missing, parts,
+    GroupMember, PlacementChange, VersionedStatus, fitted, gang, members, missing, parts,
+    with_allocation,
 };
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::StoredGroup;
@@ -39,7 +40,7 @@ impl<'a> Pass<'a, '_> {
             let group = seen.groups.get(id).map(|group| &**group);
             let group = group.filter(|group| group.created == known.value.of);
             if self.is_set_aside(id) {
-                self.say_set_aside(id, Some(known), group);
+                self.report_set_aside(id, Some(known), group);
                 continue;
             }
             match self.state_of(known) {
@@ -56,12 +57,12 @@ impl<'a> Pass<'a, '_> {
         for (id, group) in seen.groups.iter().filter(|(id, _)| is_new(id)) {
             match &group.value {
                 Ok(record) if self.orders(&record.spec.queue) && self.is_set_aside(id) => {
-                    self.say_set_aside(id, None, Some(group));
+                    self.report_set_aside(id, None, Some(group));
                 }
                 Ok(record) if self.orders(&record.spec.queue) => {
                     candidates.push(self.candidate(id, group, record, None));
                 }
-                Err(bad) if self.is_default() => self.say_invalid(id, None, group, bad),
+                Err(bad) if self.is_default() => self.report_invalid(id, None, group, bad),
                 _ => {}
             }
         }
@@ -92,14 +93,14 @@ impl<'a> Pass<'a, '_> {
             for release in parts {
                 // A release cannot fail.
                 let _ = self.book(&id, &release, &[]);
-                let (allocate, as_said) = (Vec::new(), None);
+                let (allocate, record_index) = (Vec::new(), None);
                 let change = PlacementChange {
                     id: id.clone(),
                     before: None,
                     after: None,
                     release,
                     allocate,
-                    as_said,
+                    record_index,
                 };
                 self.plan.changes.push(change);
             }
@@ -110,6 +111,7 @@ impl<'a> Pass<'a, '_> {
         known.value.placement.as_ref().map(|placement| placement.state)
     }
 
+    /// Whether a queue names this scheduler.
     fn orders(&self, queue: &rcfarm_api::ids::QueueName) -> bool {
         self.seen.queues.scheduler(queue) == *self.seen.me
     }
@@ -162,15 +164,15 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Makes the last change depend on the ModifyIndex of the group's record (0: absent).
-    fn as_seen(&mut self, id: &GroupId) {
+    fn require_record(&mut self, id: &GroupId) {
         let index = self.seen.groups.get(id).map_or(Index::ZERO, |group| group.index);
         if let Some(change) = self.plan.changes.last_mut() {
-            change.as_said = Some(index);
+            change.record_index = Some(index);
         }
     }
 
     fn drop_status(&mut self, id: &GroupId, known: &VersionedStatus, release: Vec<GroupMember>) {
-        self.give_back(id, &known.value, &release);
+        self.apply_release(id, &known.value, &release);
         let before = Some(known.clone());
         let allocate = Vec::new();
         let change = PlacementChange {
@@ -179,16 +181,16 @@ impl<'a> Pass<'a, '_> {
             after: None,
             release,
             allocate,
-            as_said: None,
+            record_index: None,
         };
         self.plan.changes.push(change);
-        self.as_seen(id);
+        self.require_record(id);
         // A new group of the name is handled in the next pass.
         self.plan.more |= self.seen.groups.contains_key(id);
     }
 
     /// Applies a release to the pass' copies of fleet and usage.
-    fn give_back(&mut self, id: &GroupId, status: &PodGroupStatus, release: &[GroupMember]) {
+    fn apply_release(&mut self, id: &GroupId, status: &PodGroupStatus, release: &[GroupMember]) {
         // A release cannot fail.
         let _ = self.book(id, release, &[]);
         if let Some(queue) = status.queue.as_ref().filter(|_| status.phase.is_admitted()) {
@@ -211,7 +213,7 @@ impl<'a> Pass<'a, '_> {
         }
         after.say(known.value.phase, reason, message, self.seen.now);
         self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
-        self.as_seen(id);
+        self.require_record(id);
         self.plan.more = true;
     }
 
@@ -223,7 +225,7 @@ impl<'a> Pass<'a, '_> {
         group: Option<&'a StoredGroup>,
     ) {
         let Some(place) = &known.value.placement else { return };
-        let rest = held(self.memory.index.node_capacities(), id, members(id, place));
+        let rest = with_allocation(self.memory.index.node_capacities(), id, members(id, place));
         let parts = parts(self.memory.index.node_capacities(), id, rest, self.seen.bounds);
         if !parts.is_empty() {
             self.plan.more = true;
@@ -243,7 +245,7 @@ impl<'a> Pass<'a, '_> {
         let mut after = (*known.value).clone();
         after.placement = None;
         if !then.is_admitted() {
-            self.give_back(id, &known.value, &[]);
+            self.apply_release(id, &known.value, &[]);
             after.charged = ResourceList::default();
         }
         let (reason, message) = (after.reason, std::mem::take(&mut after.message));
@@ -320,7 +322,7 @@ impl<'a> Pass<'a, '_> {
         let record = match &group.value {
             Ok(record) => record,
             Err(bad) => {
-                self.say_invalid(id, Some(known), group, bad);
+                self.report_invalid(id, Some(known), group, bad);
                 return None;
             }
         };
@@ -334,7 +336,7 @@ impl<'a> Pass<'a, '_> {
             (Order::Requeue, _) => self.requeue(id, known, record, phase),
             _ if !phase.is_admitted() => self.release_unused(id, known, record, phase),
             (_, Some(place)) => {
-                if !self.move_off(id, known, record, place) {
+                if !self.replace_down_nodes(id, known, record, place) {
                     self.adjust(id, known, &record.spec, place, phase);
                 }
             }
@@ -363,7 +365,7 @@ impl<'a> Pass<'a, '_> {
         after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
         after.place_by = phase.is_admitted().then(|| self.timeout(spec));
         after.say(known.value.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
-        self.leave(id, known, after, phase);
+        self.release_placement(id, known, after, phase);
     }
 
     /// Puts an admitted group back into its queue: it is on hold, or found no nodes in time.
@@ -380,9 +382,9 @@ impl<'a> Pass<'a, '_> {
                 after.say(known.value.phase, hold.reason, hold.message.clone(), self.seen.now);
                 after
             }
-            None => self.sent_back(after, &record.spec),
+            None => self.requeued(after, &record.spec),
         };
-        self.leave(id, known, after, phase);
+        self.release_placement(id, known, after, phase);
     }
 
     /// Releases the placement of a group that has ended, or that has too few members left. In the second case its pods
@@ -402,16 +404,16 @@ impl<'a> Pass<'a, '_> {
         }
         if let Some(queue) = status.queue.as_ref().filter(|_| phase == PodGroupPhase::Pending) {
             // It is placed again in the next pass; lower groups of its queue wait.
-            self.held_up.insert(queue.clone(), id.clone());
+            self.blocked_by.insert(queue.clone(), id.clone());
         }
         let mut after = PodGroupStatus { members: record.members, ..status.clone() };
         after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
-        self.leave(id, known, after, phase);
+        self.release_placement(id, known, after, phase);
     }
 
     /// Replaces the nodes of members without a pod whose node is down, as far as capacity allows. Others are placed
     /// later, like new members. `false`: no such member.
-    fn move_off(
+    fn replace_down_nodes(
         &mut self,
         id: &GroupId,
         known: &VersionedStatus,
@@ -444,7 +446,7 @@ impl<'a> Pass<'a, '_> {
         let mut change = PlacementChange::of_status(id, Some(known), after);
         (change.release, change.allocate) = (release, allocate);
         self.plan.changes.push(change);
-        self.as_seen(id);
+        self.require_record(id);
         self.plan.more = true;
         true
     }
@@ -510,6 +512,7 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
+    /// What the members' counts amount to.
     fn counts(
         &self,
         status: &PodGroupStatus,
@@ -527,7 +530,7 @@ impl<'a> Pass<'a, '_> {
 
     /// Releases the placement and sets `phase`, if the group's record is unchanged: its owner may be starting pods. A
     /// large placement is released in several steps.
-    fn leave(
+    fn release_placement(
         &mut self,
         id: &GroupId,
         known: &VersionedStatus,
@@ -548,7 +551,7 @@ impl<'a> Pass<'a, '_> {
         if phase.is_admitted() {
             let _ = self.book(id, &release, &[]);
         } else {
-            self.give_back(id, &known.value, &release);
+            self.apply_release(id, &known.value, &release);
             after.charged = ResourceList::default();
         }
         let (reason, message) = (after.reason, std::mem::take(&mut after.message));
@@ -556,7 +559,7 @@ impl<'a> Pass<'a, '_> {
         let mut change = PlacementChange::of_status(id, Some(known), after);
         change.release = release;
         self.plan.changes.push(change);
-        self.as_seen(id);
+        self.require_record(id);
         self.plan.more = true;
     }
 
@@ -592,10 +595,10 @@ impl<'a> Pass<'a, '_> {
         if after != *known.value {
             let mut change = PlacementChange::of_status(id, Some(known), after);
             change.release = lost;
-            let gives_back = !change.release.is_empty();
+            let has_release = !change.release.is_empty();
             self.plan.changes.push(change);
-            if gives_back {
-                self.as_seen(id);
+            if has_release {
+                self.require_record(id);
             }
         }
     }
@@ -630,7 +633,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Reports an invalid record and leaves its pods running.
-    pub(super) fn say_invalid(
+    pub(super) fn report_invalid(
         &mut self,
         id: &GroupId,
         known: Option<&VersionedStatus>,
@@ -643,14 +646,15 @@ impl<'a> Pass<'a, '_> {
         }
         let has_no_place = after.placement.is_none() && after.phase.is_admitted();
         if has_no_place {
-            self.give_back(id, &after, &[]);
+            self.apply_release(id, &after, &[]);
             (after.charged, after.place_by) = (ResourceList::default(), None);
         }
         let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
         after.say(phase, PodGroupReason::InvalidRecord, FieldError::list(bad), self.seen.now);
         if known.is_none_or(|known| *known.value != after) {
             // A release comes before placements of this pass that may use it.
-            let to = if has_no_place { &mut self.plan.changes } else { &mut self.plan.says };
+            let to =
+                if has_no_place { &mut self.plan.changes } else { &mut self.plan.message_changes };
             to.push(PlacementChange::of_status(id, known, after));
         }
     }

@@ -54,7 +54,7 @@ impl Pass<'_, '_> {
     }
 
     /// Reports that the group is set aside.
-    pub(in crate::batch) fn say_set_aside(
+    pub(in crate::batch) fn report_set_aside(
         &mut self,
         id: &GroupId,
         known: Option<&VersionedStatus>,
@@ -64,7 +64,7 @@ impl Pass<'_, '_> {
         if let (false, Some(group)) = (aside.is_silent, group) {
             let fix = "use fewer members, or members with less to store";
             let bad = FieldError::new("spec", aside.why.clone(), fix);
-            self.say_invalid(id, known, group, &[bad]);
+            self.report_invalid(id, known, group, &[bad]);
         }
     }
 }

@@ -14,8 +14,8 @@ use rcfarm_api::pod_group::status::PodGroupReason;
 const SURE_PREFIX: usize = 100;
 
 impl Pass<'_, '_> {
-    /// The placement `found` of a gang of the group `id`; if another owner's pod has an id of the group's pods on one of
-    /// its nodes, a placement on other nodes.
+    /// The placement `found` of a gang of the group `id`; if another owner's pod has an id of the group's pods on one
+    /// of its nodes, a placement on other nodes.
     ///
     /// # Errors
     /// Too few other nodes have room: reason and text for people.

@@ -77,7 +77,7 @@ impl TestScheduler {
                 nodes: 50,
                 bytes: 300_000,
                 steps: usize::MAX,
-                says: usize::MAX,
+                message_changes: usize::MAX,
             },
             set_aside: BTreeMap::new(),
             down: BTreeSet::new(),
@@ -182,8 +182,8 @@ impl TestScheduler {
     pub(super) fn run(&mut self) -> BatchPlan {
         for _ in 0..50 {
             let plan = self.plan();
-            plan.changes.iter().chain(&plan.says).for_each(|change| self.apply(change));
-            if !plan.more && plan.changes.is_empty() && plan.says.is_empty() {
+            plan.changes.iter().chain(&plan.message_changes).for_each(|change| self.apply(change));
+            if !plan.more && plan.changes.is_empty() && plan.message_changes.is_empty() {
                 return plan;
             }
         }

@@ -16,7 +16,7 @@ fn shrunk_group_frees_only_per_observed_record() {
     let plan = sched.plan();
     let [change] = &plan.changes[..] else { panic!("{:?}", plan.changes) };
     assert_eq!(change.release.len(), 3);
-    assert_eq!(change.as_said, Some(sched.groups[&id("a")].index));
+    assert_eq!(change.record_index, Some(sched.groups[&id("a")].index));
 }
 
 /// Its allocations are unknown: they are neither released nor replaced.
