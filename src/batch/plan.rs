@@ -12,6 +12,7 @@
 //! A pass ends early once it has placed enough groups or compared enough nodes; the next one goes on
 //! ([`BatchPlan::more`]). What did not fit is remembered until capacity grows ([`PassMemory`]).
 
+mod adjust;
 mod growth;
 mod memory;
 mod reconcile_existing;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::batch::placing::{PlacementChange, bookings, held, members};
+use crate::batch::placing::{PlacementChange, bookings, members, with_allocation};
 use crate::batch::plan::{
     BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, SetAside, plan, positions,
 };
@@ -227,7 +227,7 @@ impl TestScheduler {
             let mut all = members(id, place);
             all.retain(|member| !member.want.is_zero());
             if place.state == PlacementState::Bound {
-                let allocated = held(&self.fleet.node_capacities, id, all.clone());
+                let allocated = with_allocation(&self.fleet.node_capacities, id, all.clone());
                 assert_eq!(
                     allocated, all,
                     "invariant 16: {id} may start and is not promised its whole place"
