@@ -22,11 +22,10 @@ use rcfarm_api::audit::{
     Actual, AuditRecord, Details, Difference, Logged, compare, fold, prune_plan,
 };
 use rcfarm_api::ids::{NodeName, RcId};
-use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::key::{self, Key, LabelKind};
 use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_store::audit_op;
-use rcfarm_store::watch::LONGEST_WAIT;
-use rcfarm_store::{Entry, Index, Op, Query, TxnOutcome};
+use rcfarm_store::{Answer, Entry, Index, Op, Query, StoreError, TxnOutcome};
 
 /// The audit log: who changed what, when and why
 #[derive(clap::Subcommand)]
@@ -98,7 +97,7 @@ async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
         None => None,
     };
     let filter = Filter { since, rc: controller(context, args.rc.as_deref()).await? };
-    let keys = context.store.keys(&key::audit_logs(), None, Query::PLAIN).await?;
+    let keys = all_keys(context, Query::PLAIN).await?;
     let recent = keys.value.iter().filter(|key| may_be_since(key, since));
     let mut log = read(context, recent.map(String::as_str)).await?;
     log.retain(|logged| filter.wants(&logged.record));
@@ -131,7 +130,7 @@ async fn controller(context: &CommandContext, rc: Option<&str>) -> anyhow::Resul
 /// Whether the record of a key may be newer than `since`. UUIDs of version 7 contain their time; p2's (version 4) do not.
 fn may_be_since(key: &str, since: Option<Timestamp>) -> bool {
     let made = || {
-        let id: Uuid = key::audit_logs().tail(key)?.parse().ok()?;
+        let id = key::audit_log_id(key)?;
         let (seconds, _) = id.get_timestamp().filter(|_| id.get_version_num() == 7)?.to_unix();
         Timestamp::from_second(i64::try_from(seconds).ok()?).ok()
     };
@@ -145,16 +144,18 @@ async fn read<'k>(
     context: &CommandContext,
     keys: impl Iterator<Item = &'k str>,
 ) -> anyhow::Result<Vec<Logged>> {
-    let ids = keys.filter_map(|key| key::audit_logs().tail(key)?.parse().ok());
-    let entries = context.get_many(ids.map(key::audit_log)).await?;
+    let keys = keys.filter(|key| key::audit_log_id(key).is_some());
+    let entries = context.get_many(keys.filter_map(|key| Key::parse(key).ok())).await?;
     Ok(logged(context, entries.values()))
 }
 
 fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>) -> Vec<Logged> {
     let mut log: Vec<Logged> = entries
         .filter_map(|entry| {
-            let id = key::audit_logs().tail(&entry.key)?.parse().ok();
-            match (id, AuditRecord::decode(&entry.value)) {
+            if key::namespaced_audit_logs().is_sentinel(&entry.key) {
+                return None;
+            }
+            match (key::audit_log_id(&entry.key), AuditRecord::decode(&entry.value)) {
                 (Some(id), Ok(record)) => Some(Logged { id, index: entry.create_index, record }),
                 (_, Err(error)) => {
                     context.note(format!("{}: {error}", entry.key));
@@ -171,6 +172,19 @@ fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>
     log
 }
 
+/// Keys of all audit records, sorted. `query` is that of `audit_logs/`, whose index the answer has; what a token may not
+/// read is left out.
+async fn all_keys(context: &CommandContext, query: Query) -> Result<Answer<Vec<String>>, StoreError> {
+    let mut all = context.store.keys(&key::audit_logs(), None, query).await?;
+    let namespaced = context.store.keys(&key::namespaced_audit_logs(), None, Query::PLAIN).await?;
+    all.value.extend(namespaced.value);
+    all.value.sort();
+    Ok(all)
+}
+
+/// Interval at which the records of namespaces are listed while the others are watched.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
 /// Prints new records without end.
 async fn follow(
     context: &CommandContext,
@@ -181,8 +195,8 @@ async fn follow(
     let mut failures = 0;
     loop {
         let query =
-            if index == Index::ZERO { Query::PLAIN } else { Query::after(index, LONGEST_WAIT) };
-        let answer = match context.store.keys(&key::audit_logs(), None, query).await {
+            if index == Index::ZERO { Query::PLAIN } else { Query::after(index, LOOK_EVERY) };
+        let answer = match all_keys(context, query).await {
             Ok(answer) => answer,
             Err(error) if error.is_retryable() => {
                 context.pause_after(&error, failures).await;
@@ -193,7 +207,6 @@ async fn follow(
         };
         failures = 0;
         index = if answer.index < index { Index::ZERO } else { answer.index };
-        // Both lists are in key order.
         let new = answer.value.iter().filter(|key| known.binary_search(key).is_err());
         for logged in &read(context, new.map(String::as_str)).await? {
             if filter.wants(&logged.record) {
@@ -330,7 +343,8 @@ fn what(record: &AuditRecord) -> String {
 
 async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     // In one transaction: prefixes read one after the other differ while a farm writes.
-    let trees = [key::audit_logs(), key::rcs()].into_iter().chain(allocations::trees());
+    let logs = [key::audit_logs(), key::namespaced_audit_logs()];
+    let trees = logs.iter().cloned().chain([key::rcs()]).chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &rcfarm_store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
@@ -338,7 +352,7 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     };
     let records = under(&key::rcs());
     let pods = under(&key::labels(LabelKind::Pod));
-    let log = logged(context, under(&key::audit_logs()).iter());
+    let log = logged(context, logs.iter().flat_map(under).collect::<Vec<_>>().iter());
     let folded = fold(&log);
     let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
         .into_iter()
@@ -398,7 +412,14 @@ fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
 }
 
 async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<CliExit> {
-    let entries = context.store.list(&key::audit_logs(), Query::CONSISTENT).await?.value;
+    let mut entries = Vec::new();
+    for prefix in [key::audit_logs(), key::namespaced_audit_logs()] {
+        entries.extend(context.store.list(&prefix, Query::CONSISTENT).await?.value);
+    }
+    let keys: BTreeMap<Uuid, &str> = entries
+        .iter()
+        .filter_map(|entry| Some((key::audit_log_id(&entry.key)?, entry.key.as_str())))
+        .collect();
     let log = logged(context, entries.iter());
     let now = context.now();
     let plan = prune_plan(&log, now.checked_sub(args.keep)?, context.ids.ordered_uuid(now));
@@ -412,8 +433,8 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
             write(context, &[op], refused).await?;
         }
         for ids in plan.delete.chunks(context.limits.ops) {
-            let delete = |id: &Uuid| Op::Delete { key: key::audit_log(*id) };
-            let ops: Vec<Op> = ids.iter().map(delete).collect();
+            let keys = ids.iter().filter_map(|id| Key::parse(keys.get(id)?).ok());
+            let ops: Vec<Op> = keys.map(|key| Op::Delete { key }).collect();
             write(context, &ops, |what| format!("cannot delete audit records: {what}")).await?;
         }
     }

@@ -156,8 +156,13 @@ impl CommandContext {
             let value = id.to_string().into(); // always new: an unchanged value wakes no watch
             txn.push(Op::Set { key: key::rc_bell(rc), value, flags: 0 });
         }
-        txn.push(rcfarm_store::audit_op(id, &AuditRecord::new(details, self.now())));
-        self.send(id, txn.ops()).await
+        let key = match details {
+            Details::JobChanged(change) => key::namespaced_audit_log(&change.job.namespace, id),
+            _ => key::audit_log(id),
+        };
+        let value = AuditRecord::new(details, self.now()).encode();
+        txn.push(Op::Cas { key: key.clone(), value, flags: 0, index: Index::ZERO });
+        self.send(&key, txn.ops()).await
     }
 
     /// Repeats a read-modify-write of `what` until no guard fails. `attempt` returns `None` if one failed.
@@ -177,7 +182,8 @@ impl CommandContext {
         ))
     }
 
-    async fn send(&self, id: Uuid, ops: &[Op]) -> anyhow::Result<ChangeOutcome> {
+    /// Sends a change with the audit record `audit`.
+    async fn send(&self, audit: &Key, ops: &[Op]) -> anyhow::Result<ChangeOutcome> {
         let mut may_be_applied = false;
         for attempt in 0.. {
             match self.store.txn(ops).await {
@@ -185,7 +191,7 @@ impl CommandContext {
                     return Ok(Ok(index));
                 }
                 Ok(TxnOutcome::Refused(refusals)) => {
-                    let index = if may_be_applied { self.applied_at(id).await? } else { None };
+                    let index = if may_be_applied { self.applied_at(audit).await? } else { None };
                     return Ok(index.ok_or(refusals));
                 }
                 Err(error) => {
@@ -193,7 +199,7 @@ impl CommandContext {
                     let is_hopeless =
                         !error.is_retryable() || matches!(error, StoreError::Unreachable { .. });
                     if attempt + 1 == ATTEMPTS || (is_hopeless && !may_be_applied) {
-                        return Err(unknown_or(error, id, may_be_applied));
+                        return Err(unknown_or(error, audit, may_be_applied));
                     }
                 }
             }
@@ -204,19 +210,18 @@ impl CommandContext {
     }
 
     /// The index at which the change with this audit record was applied. `None`: it was not.
-    async fn applied_at(&self, id: Uuid) -> Result<Option<Index>, StoreError> {
-        let entry = self.store.get(&key::audit_log(id), Query::CONSISTENT).await?.value;
+    async fn applied_at(&self, audit: &Key) -> Result<Option<Index>, StoreError> {
+        let entry = self.store.get(audit, Query::CONSISTENT).await?.value;
         Ok(entry.map(|entry| entry.create_index))
     }
 }
 
-fn unknown_or(error: StoreError, id: Uuid, may_be_applied: bool) -> anyhow::Error {
+fn unknown_or(error: StoreError, audit: &Key, may_be_applied: bool) -> anyhow::Error {
     if !may_be_applied {
         return error.into();
     }
     let hint = format!(
-        "if `consul kv get {}` finds something, the change was made; else run the command again",
-        key::audit_log(id)
+        "if `consul kv get {audit}` finds something, the change was made; else run the command again"
     );
     failure(format!("it is not known whether the change was made: {error}"), hint)
 }

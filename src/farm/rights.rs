@@ -42,6 +42,9 @@ pub fn written_by(specs: &[KindSpec]) -> BTreeMap<Prefix, WrittenBy> {
     all_of(|spec| spec.writable().cloned().collect(), WrittenBy::Farm);
     all_of(|spec| spec.user_writes.clone(), WrittenBy::User);
     prefixes.insert(key::farms(), WrittenBy::Farm);
-    prefixes.extend([key::bells(), key::audit_logs()].map(|prefix| (prefix, WrittenBy::User)));
+    prefixes.extend(
+        [key::bells(), key::audit_logs(), key::namespaced_audit_logs()]
+            .map(|prefix| (prefix, WrittenBy::User)),
+    );
     prefixes
 }

@@ -61,7 +61,7 @@ pub fn collect_orphans(
     let consumed = commands.iter().take(left);
     collection
         .ops
-        .extend(consumed.map(|one| Op::DeleteCas { key: key::command(one.id), index: one.index }));
+        .extend(consumed.map(|one| Op::DeleteCas { key: one.key.clone(), index: one.index }));
     collection.is_last = true;
     collection
 }

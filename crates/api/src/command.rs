@@ -1,6 +1,6 @@
 //! Commands to jobs and queues, each executed once (Volcano's bus, `volcano.md` §1.2).
 //!
-//! Keys read: `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes them: `rcfarm job …`, `rcfarm queue …` and
+//! Keys read: `rcfarm/commands/<ns>/<uuid v7>`, `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes them: `rcfarm job …`, `rcfarm queue …` and
 //! people create them; the owner of the target deletes each one in the transaction that executes it. A crash between two
 //! writes leaves: nothing half done.
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Index;
 use crate::Stored;
-use crate::ids::{Namespaced, QueueName};
+use crate::ids::{Namespace, Namespaced, QueueName};
 
 /// Action of a command or of a job's policy. The names are Volcano's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -95,7 +95,7 @@ pub enum Target {
     },
 }
 
-/// The value of `rcfarm/commands/<uuid v7>`.
+/// The value of a key below `rcfarm/commands/`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
     /// The action.
@@ -111,6 +111,19 @@ pub struct Command {
 }
 
 impl Stored for Command {}
+
+impl Command {
+    /// Whether a command below `rcfarm/commands/<namespace>/` may have its target: a job of that namespace. Rights to
+    /// write there are given to those who own the namespace. One that is in no namespace may have any target.
+    #[must_use]
+    pub fn is_allowed_in(&self, namespace: Option<&Namespace>) -> bool {
+        match (&self.target, namespace) {
+            (_, None) => true,
+            (Target::Job { job, .. }, Some(namespace)) => job.namespace == *namespace,
+            (Target::Queue { .. }, Some(_)) => false,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

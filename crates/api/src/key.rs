@@ -10,7 +10,9 @@ pub use path::{Key, Prefix};
 use uuid::Uuid;
 
 use crate::InvalidText;
-use crate::ids::{FarmName, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId};
+use crate::ids::{
+    FarmName, Namespace, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId,
+};
 
 /// Kinds of objects that have labels, in p2's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -239,6 +241,16 @@ pub fn audit_log(id: Uuid) -> Key {
     Key::of(format!("audit_logs/{}", id.as_hyphenated()))
 }
 
+/// The id of a listed audit record, in [`audit_logs`] or [`namespaced_audit_logs`]; `None` if the key has another shape.
+#[must_use]
+pub fn audit_log_id(key: &str) -> Option<Uuid> {
+    let id = match namespaced_audit_logs().tail(key) {
+        Some(tail) => tail.split_once('/')?.1,
+        None => audit_logs().tail(key)?,
+    };
+    id.parse().ok()
+}
+
 // ---- ours -------------------------------------------------------------------------------------------
 
 /// Label of an RC: minimum number of healthy pods while others are removed or moved. It is here because it shares the
@@ -443,10 +455,40 @@ pub fn commands() -> Prefix {
     Prefix::fixed("rcfarm/commands/")
 }
 
-/// `rcfarm/commands/<uuid v7>`: a command to a job or a queue, executed once.
+/// `rcfarm/commands/<uuid v7>`: a command to a queue, executed once. Commands to jobs may be here, too; whoever may write
+/// here may command every job.
 #[must_use]
 pub fn command(id: Uuid) -> Key {
     Key::of(format!("rcfarm/commands/{}", id.as_hyphenated()))
+}
+
+/// `rcfarm/commands/<ns>/<uuid v7>`: a command to a job of the namespace, executed once.
+#[must_use]
+pub fn job_command(namespace: &Namespace, id: Uuid) -> Key {
+    Key::of(format!("rcfarm/commands/{namespace}/{}", id.as_hyphenated()))
+}
+
+/// The namespace, if there is one, and the id of a listed `rcfarm/commands/…` key; `None` if it has another shape.
+#[must_use]
+pub fn namespace_and_command(key: &str) -> Option<(Option<Namespace>, Uuid)> {
+    let tail = commands().tail(key)?.to_owned();
+    let (namespace, id) = match tail.split_once('/') {
+        Some((namespace, id)) => (Some(namespace.parse().ok()?), id),
+        None => (None, tail.as_str()),
+    };
+    Some((namespace, Uuid::parse_str(id).ok()?))
+}
+
+/// `rcfarm/audit_logs/`: what users changed in namespaces. Not below `audit_logs/`, where p2 expects a UUID.
+#[must_use]
+pub fn namespaced_audit_logs() -> Prefix {
+    Prefix::fixed("rcfarm/audit_logs/")
+}
+
+/// `rcfarm/audit_logs/<ns>/<uuid v7>`
+#[must_use]
+pub fn namespaced_audit_log(namespace: &Namespace, id: Uuid) -> Key {
+    Key::of(format!("rcfarm/audit_logs/{namespace}/{}", id.as_hyphenated()))
 }
 
 /// `rcfarm/bell/`

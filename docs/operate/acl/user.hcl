@@ -1,26 +1,33 @@
-# What a person or script needs that creates, scales, labels and deletes. With --root ROOT, put ROOT/ in front of
-# every key_prefix.
-
-# Everything can be read: viewer.hcl has the list tree by tree.
-key_prefix "" { policy = "read" }
+# What a person or script needs that creates, scales, labels and deletes replication controllers. For jobs, team.hcl.
+# With --root ROOT, put ROOT/ in front of every key_prefix.
 
 # Records and labels, the audit record of each change, and the doorbell that wakes the farm.
 key_prefix "replication_controllers/"       { policy = "write" }
 key_prefix "labels/replication_controller/" { policy = "write" }
 key_prefix "labels/node/"                   { policy = "write" }
 key_prefix "audit_logs/"                    { policy = "write" }
-key_prefix "rcfarm/bell/"                   { policy = "write" }
+key_prefix "rcfarm/bell/rc/"                { policy = "write" }
+key_prefix "rcfarm/bell/confirm/"           { policy = "write" }
 
 # `rc delete` takes the record's status with it.
 key_prefix "status/replication_controllers/" { policy = "write" }
 
+# Pods, nodes and farms. Manifests below intent/ and reality/ are those of jobs, too.
+key_prefix "labels/pod/"                   { policy = "read" }
+key_prefix "intent/"                       { policy = "read" }
+key_prefix "reality/"                      { policy = "read" }
+key_prefix "health/"                       { policy = "read" }
+key_prefix "status/pods/"                  { policy = "read" }
+key_prefix "lock/replication_controllers/" { policy = "read" }
+key_prefix "rcfarm/farms/"                 { policy = "read" }
+key_prefix "rcfarm/nodes/"                 { policy = "read" }
+key_prefix "rcfarm/allocations/"           { policy = "read" }
+key        "rcfarm/layout"                 { policy = "read" }
+
 # To make and change queues, add:
 #   key_prefix "rcfarm/queues/" { policy = "write" }
-
-# Jobs, and commands to them. A team with a namespace of its own: key_prefix "rcfarm/jobs/team-a/".
-key_prefix "rcfarm/jobs/"     { policy = "write" }
-key_prefix "labels/job/"      { policy = "write" }
-key_prefix "rcfarm/commands/" { policy = "write" }
+# To open and close them, and to command the jobs of every namespace, add:
+#   key_prefix "rcfarm/commands/" { policy = "write" }
 
 # To empty nodes by hand, add:
 #   key_prefix "rcfarm/nodes/" { policy = "write" }

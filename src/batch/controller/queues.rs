@@ -167,7 +167,7 @@ impl SchedulerController {
             }
         });
         let Some((name, pending, there)) = mine else { return Ok(None) };
-        let (command, key) = (key::command(pending.id), key::queue(name));
+        let (command, key) = (pending.key.clone(), key::queue(name));
         let consumed = vec![
             Op::CheckIndex { key: command.clone(), index: pending.index },
             Op::Delete { key: command },

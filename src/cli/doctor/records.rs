@@ -78,9 +78,13 @@ struct Targets {
 
 impl Targets {
     fn check(&self, entry: &Entry) -> Result<(), String> {
-        let name = key::commands().tail(&entry.key).unwrap_or_default();
-        uuid::Uuid::parse_str(name).map_err(|_| "its name is no UUID")?;
-        match Command::decode(&entry.value).map_err(|error| error.to_string())?.target {
+        let named = key::namespace_and_command(&entry.key);
+        let (namespace, _) = named.ok_or("its name is neither UUID nor NAMESPACE/UUID")?;
+        let command = Command::decode(&entry.value).map_err(|error| error.to_string())?;
+        if !command.is_allowed_in(namespace.as_ref()) {
+            return Err("its target is outside its namespace".to_owned());
+        }
+        match command.target {
             Target::Job { job, .. } if !self.jobs.contains(&job) => {
                 Err(format!("there is no job {job}"))
             }

@@ -109,8 +109,8 @@ async fn issue(
         command: Some(id),
         ..job_change(context, &found.id, action)
     };
-    let op =
-        Op::Cas { key: key::command(id), value: command.encode(), flags: 0, index: Index::ZERO };
+    let key = key::job_command(&found.id.namespace, id);
+    let op = Op::Cas { key, value: command.encode(), flags: 0, index: Index::ZERO };
     let guard = Op::CheckIndex { key: key::job(&found.id), index: found.entry.modify_index };
     let committed = context.commit([guard, op], &Details::JobChanged(change), None).await?;
     committed.map_err(|_| changed_meanwhile(&found.id))?;

@@ -129,7 +129,7 @@ impl JobController {
     fn delete_commands(&self, input: &JobView, plan: &JobPlan, ops: &mut Vec<Op>) {
         if let Some(command) = &plan.consume {
             // Consul's delete of an absent key succeeds; without the check a command could be executed twice.
-            let (key, index) = (key::command(command.id), command.index);
+            let (key, index) = (command.key.clone(), command.index);
             if !enabled(Failpoint::CommandRepeated) {
                 ops.push(Op::CheckIndex { key: key.clone(), index });
             }
@@ -138,7 +138,7 @@ impl JobController {
         if plan.finished {
             let room = self.ctx.limits.ops.saturating_sub(ops.len() + BASE_OPS);
             for command in input.commands.iter().skip(1).take(room) {
-                let (key, index) = (key::command(command.id), command.index);
+                let (key, index) = (command.key.clone(), command.index);
                 ops.push(Op::DeleteCas { key, index });
             }
         }

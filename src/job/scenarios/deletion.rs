@@ -62,7 +62,9 @@ fn deleted_job_requests_no_placement_and_deletes_its_commands() {
         let action = CommandAction::ResumeJob;
         let command = Command { action, target, reason: String::new(), issued_by: "me".into() };
         let id = uuid::Uuid::from_u128(n);
-        life.commands.push(Pending { id, index: rcfarm_api::Index(1), command: command.into() });
+        let key = rcfarm_api::key::command(id);
+        let index = rcfarm_api::Index(1);
+        life.commands.push(Pending { id, key, index, command: command.into() });
     }
     life.reconcile();
     assert!(life.finished && life.commands.is_empty(), "none is left for the next of its name");

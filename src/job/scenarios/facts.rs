@@ -165,6 +165,7 @@ fn f_a4_what_happens_to_an_older_attempt_is_a_sync() {
     life.room = 0;
     life.commands.push(Pending {
         id: Uuid::from_u128(99),
+        key: rcfarm_api::key::command(Uuid::from_u128(99)),
         index: Index(9),
         command: Command {
             action: CommandAction::RestartJob,

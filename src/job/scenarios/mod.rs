@@ -268,7 +268,8 @@ impl Scenario {
         let n = u128::try_from(self.commands.len() + self.made.len()).unwrap();
         let command = Command { action, target, reason: String::new(), issued_by: "me".into() };
         let id = Uuid::from_u128(n + 1);
-        self.commands.push(Pending { id, index: self.given_at, command: command.into() });
+        let key = rcfarm_api::key::command(id);
+        self.commands.push(Pending { id, key, index: self.given_at, command: command.into() });
         self.reconcile();
         assert!(self.commands.is_empty(), "{action} was not consumed");
         self.status.state.phase

@@ -296,7 +296,9 @@ impl<S: Store> Cluster<S> {
     }
 
     pub async fn audit(&self) -> Vec<AuditRecord> {
-        let listed = self.list(&key::audit_logs()).await;
+        let mut listed = self.list(&key::audit_logs()).await;
+        listed.extend(self.list(&key::namespaced_audit_logs()).await);
+        listed.sort_by_key(|entry| entry.create_index);
         listed.iter().map(|e| AuditRecord::decode(&e.value).unwrap()).collect()
     }
 }

@@ -140,3 +140,105 @@ async fn who_may_write_pods_may_remove_orphans() {
     let words = "rc orphans";
     assert_eq!(run(&user, words).await.ok(), "there are no orphans\n");
 }
+
+const TEAM_JOB: &str = "\
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: train, namespace: TEAM}
+spec:
+  tasks:
+    - {name: w, replicas: 1, template: {spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1,
+        containers: [{name: c, command: [sleep, '600'], resources: {requests: {cpu: 1}}}]}}}
+";
+
+/// `team.hcl`: a team does everything with its own jobs, and nothing with another's of the same name.
+#[tokio::test]
+async fn a_team_works_in_its_own_namespace() {
+    let cluster = denying_consul().await;
+    let dir = cluster.dir.path();
+    let farm = with_policy(&cluster, "farm", "").await;
+    let node = with_policy(&cluster, "node", "").await;
+    let team_a = with_policy(&cluster, "team", "").await;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operate/acl/team.hcl");
+    let rules = std::fs::read_to_string(file).unwrap();
+    // The length is part of the policy's name.
+    let rules = rules.replace("team-a", "team-b") + "\n";
+    let token_b = cluster.token(&rules).await;
+    let team_b = cluster.program.with_token(&token_b);
+    for team in ["team-a", "team-b"] {
+        std::fs::write(dir.join(format!("{team}.yaml")), TEAM_JOB.replace("TEAM", team)).unwrap();
+    }
+    let words = ["node", "run", "--name", "n1", "--capacity", "cpu=4", "--data-dir", "data"];
+    let agent = Process::start(&mut node.command(&words), dir, "node.log");
+    let agent = Daemon::new(agent, Some(dir.join("data")));
+    let daemon = &mut farm.command(&["farm", "run", "--name", "f1"]);
+    let daemon = Daemon::new(Process::start(daemon, dir, "farm.log"), None);
+
+    all(&team_a, &["apply -f team-a.yaml", "job wait team-a/train --for running"]).await;
+    all(&team_b, &["apply -f team-b.yaml", "job wait team-b/train --for running"]).await;
+    let own = [
+        "job list",
+        "job get team-a/train",
+        "job tree team-a/train",
+        "job explain team-a/train",
+        "queue list",
+        "audit list",
+        "job restart-pod team-a/train w 0",
+        "job abort team-a/train",
+        "job wait team-a/train --for stopped",
+        "job resume team-a/train",
+        "job wait team-a/train --for running",
+        "job suspend team-a/train",
+        "job resume team-a/train",
+        "job wait team-a/train --for running",
+    ];
+    all(&team_a, &own).await;
+
+    let list = run(&team_a, "-o json job list").await.json();
+    let names: Vec<&str> = list.as_array().unwrap().iter().filter_map(|j| j["job"].as_str()).collect();
+    assert_eq!(names, ["team-a/train"]);
+    let log = run(&team_a, "-o json audit list").await.json();
+    let jobs = log.as_array().unwrap().iter().map(|one| &one["record"]["event_details"]["job"]);
+    let jobs: Vec<&serde_json::Value> = jobs.collect();
+    assert!(jobs.len() > 5 && jobs.iter().all(|job| *job == "team-a/train"), "{jobs:?}");
+    let before = run(&team_b, "-o json job get team-b/train").await.json();
+    let others = [
+        "apply -f team-b.yaml",
+        "job get team-b/train",
+        "job abort team-b/train",
+        "job restart team-b/train",
+        "job suspend team-b/train",
+        "job delete team-b/train",
+        "audit prune --keep 0s",
+        "queue close default",
+    ];
+    for words in others {
+        let refused = run(&team_a, words).await;
+        assert!(refused.code != 0, "team-a may {words}: {}", refused.stdout);
+    }
+    // Commands by hand, to another team's job: where team-a may write, and where it may not.
+    let abort = r#"{"action":"AbortJob","target":{"kind":"Job","job":"team-b/train"}}"#;
+    let id = "01890000-0000-7000-8000-000000000001";
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let put = async |token: &str, key: String| {
+        let url = format!("http://{}/v1/kv/{key}", cluster.address);
+        let request = client.put(url).header("X-Consul-Token", token).body(abort);
+        request.send().await.unwrap().status().as_u16()
+    };
+    let token_a = cluster.token(&(rules.replace("team-b", "team-a") + "\n")).await;
+    assert_eq!(put(&token_a, format!("rcfarm/commands/team-a/{id}")).await, 200);
+    assert_eq!(put(&token_a, format!("rcfarm/commands/team-b/{id}")).await, 403);
+    assert_eq!(put(&token_a, format!("rcfarm/commands/{id}")).await, 403);
+    all(&team_a, &["job abort team-a/train", "job wait team-a/train --for stopped"]).await;
+    let after = run(&team_b, "-o json job get team-b/train").await.json();
+    let state = |job: &serde_json::Value| job["status"]["state"].clone();
+    assert_eq!(state(&after), state(&before), "carried out on no other team's job");
+    // An older command line's command of an operator.
+    assert_eq!(put(MASTER, format!("rcfarm/commands/{id}")).await, 200);
+    all(&team_b, &["job wait team-b/train --for stopped"]).await;
+    all(&team_a, &["job delete team-a/train"]).await;
+    must_not_be_denied(&cluster, "farm.log");
+    must_not_be_denied(&cluster, "node.log");
+    daemon.stop().await;
+    agent.stop().await;
+}

@@ -226,8 +226,7 @@ impl JobModel {
             hold(&mut self.job_owners, id, entry);
             return Some(ModelEvent::Other);
         }
-        if let Some(tail) = key::commands().tail(text) {
-            let id = Uuid::parse_str(tail).ok()?;
+        if let Some((_, id)) = key::namespace_and_command(text) {
             let command = entry.and_then(|e| Command::decode(&e.value).ok()).map(Arc::new);
             self.given.extend(entry.map(|entry| (id, entry.modify_index)));
             return Some(ModelEvent::Command(id, put(&mut self.commands, &id, command)));

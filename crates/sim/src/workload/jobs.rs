@@ -115,7 +115,13 @@ impl Workload {
         let (reason, issued_by) = (String::new(), "sim".to_owned());
         let command = Command { action, target, reason, issued_by };
         let id = self.ids.ordered_uuid(self.clock.wall());
-        self.put(&key::command(id), command.encode());
+        let key = match &command.target {
+            // As older command lines write it.
+            Target::Job { .. } if self.ids.below(2) == 0 => key::command(id),
+            Target::Job { job, .. } => key::job_command(&job.namespace, id),
+            Target::Queue { .. } => key::command(id),
+        };
+        self.put(&key, command.encode());
     }
 
     /// Changes a queue's record.

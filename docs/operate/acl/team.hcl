@@ -1,0 +1,23 @@
+# What people and scripts of one namespace need: its jobs, commands to them, and what came of them. Write your namespace
+# for team-a. With --root ROOT, put ROOT/ in front of every key_prefix.
+
+# Jobs and their labels, commands, the audit record of each change, and the doorbell that wakes the farm.
+key_prefix "rcfarm/jobs/team-a/"       { policy = "write" }
+key_prefix "labels/job/team-a/"        { policy = "write" }
+key_prefix "rcfarm/commands/team-a/"   { policy = "write" }
+key_prefix "rcfarm/audit_logs/team-a/" { policy = "write" }
+key_prefix "rcfarm/bell/job/team-a/"   { policy = "write" }
+
+# Statuses of the jobs and of their gangs, and which farm owns them.
+key_prefix "rcfarm/job_status/team-a/"       { policy = "read" }
+key_prefix "rcfarm/pod_groups/team-a/"       { policy = "read" }
+key_prefix "rcfarm/pod_group_status/team-a/" { policy = "read" }
+key_prefix "lock/rcfarm/jobs/team-a/"        { policy = "read" }
+
+# Queues, which teams share. Labels and states of pods, and which nodes serve their logs: those of other teams are seen,
+# too, because these keys begin with the pod or the node. Manifests are not seen.
+key_prefix "rcfarm/queues/"       { policy = "read" }
+key_prefix "rcfarm/queue_status/" { policy = "read" }
+key_prefix "rcfarm/nodes/"        { policy = "read" }
+key_prefix "labels/pod/"          { policy = "read" }
+key_prefix "status/pods/"         { policy = "read" }
