@@ -174,7 +174,10 @@ fn logged<'e>(context: &CommandContext, entries: impl Iterator<Item = &'e Entry>
 
 /// Keys of all audit records, sorted. `query` is that of `audit_logs/`, whose index the answer has; what a token may not
 /// read is left out.
-async fn all_keys(context: &CommandContext, query: Query) -> Result<Answer<Vec<String>>, StoreError> {
+async fn all_keys(
+    context: &CommandContext,
+    query: Query,
+) -> Result<Answer<Vec<String>>, StoreError> {
     let mut all = context.store.keys(&key::audit_logs(), None, query).await?;
     let namespaced = context.store.keys(&key::namespaced_audit_logs(), None, Query::PLAIN).await?;
     all.value.extend(namespaced.value);

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use uuid::Uuid;
 
 use super::failure::{CliExit, failure};
 use super::output::{Column, Output, table};
 use rcfarm_api::audit::{Actor, AuditRecord, Details};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
-use rcfarm_api::{Timestamp, backoff};
+use rcfarm_api::{Stored as _, Timestamp, backoff};
 use rcfarm_store::time::{Clock, IdSource, SystemClock};
 use rcfarm_store::{
     Entry, Index, Key, Op, Prefix, Query, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome,

@@ -10,9 +10,7 @@ pub use path::{Key, Prefix};
 use uuid::Uuid;
 
 use crate::InvalidText;
-use crate::ids::{
-    FarmName, Namespace, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId,
-};
+use crate::ids::{FarmName, Namespace, Namespaced, NodeName, ObjectName, PodId, QueueName, RcId};
 
 /// Kinds of objects that have labels, in p2's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

@@ -195,7 +195,8 @@ async fn a_team_works_in_its_own_namespace() {
     all(&team_a, &own).await;
 
     let list = run(&team_a, "-o json job list").await.json();
-    let names: Vec<&str> = list.as_array().unwrap().iter().filter_map(|j| j["job"].as_str()).collect();
+    let names: Vec<&str> =
+        list.as_array().unwrap().iter().filter_map(|j| j["job"].as_str()).collect();
     assert_eq!(names, ["team-a/train"]);
     let log = run(&team_a, "-o json audit list").await.json();
     let jobs = log.as_array().unwrap().iter().map(|one| &one["record"]["event_details"]["job"]);

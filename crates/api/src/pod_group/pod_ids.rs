@@ -32,7 +32,6 @@ impl PodIdFormat {
 
     /// Whether it is the format of groups that name none.
     #[must_use]
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
     pub fn is_plain(&self) -> bool {
         *self == PodIdFormat::Plain
     }
