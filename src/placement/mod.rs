@@ -54,6 +54,21 @@ impl<'a> ScheduleRequest<'a> {
     }
 }
 
+/// Nodes that a scheduler is asked to reserve.
+#[derive(Debug, Clone, Copy)]
+pub struct WantedNodes<'a> {
+    /// What is to run there.
+    pub request: ScheduleRequest<'a>,
+    /// Nodes that must not be returned.
+    pub current: &'a BTreeSet<NodeName>,
+    /// How many.
+    pub count: usize,
+    /// Soft limits such as spread or quotas may be exceeded.
+    pub force: bool,
+    /// Identifies the attempt.
+    pub token: Uuid,
+}
+
 /// Nodes in name order. Shared, because thousands of controllers often use one selector.
 pub type Nodes = Arc<BTreeSet<NodeName>>;
 
@@ -82,24 +97,19 @@ pub trait Scheduler: Send + Sync + 'static {
     /// Nodes that may run a pod of the controller, including those that run one.
     async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError>;
 
-    /// Reserves `count` nodes that are not in `current`; they are eligible from then on. With `force`, soft limits such
-    /// as spread or quotas may be exceeded.
-    async fn allocate_nodes(
-        &self,
-        request: ScheduleRequest<'_>,
-        current: &BTreeSet<NodeName>,
-        count: usize,
-        force: bool,
-        token: Uuid,
-    ) -> Result<Vec<NodeName>, ScheduleError>;
+    /// Reserves nodes; they are eligible from then on.
+    async fn allocate_nodes(&self, wanted: WantedNodes<'_>)
+    -> Result<Vec<NodeName>, ScheduleError>;
 
-    /// Releases reserved nodes.
+    /// Releases reserved nodes. By default none was reserved.
     async fn deallocate_nodes(
         &self,
-        request: ScheduleRequest<'_>,
-        nodes: &[NodeName],
-        token: Uuid,
-    ) -> Result<(), ScheduleError>;
+        _request: ScheduleRequest<'_>,
+        _nodes: &[NodeName],
+        _token: Uuid,
+    ) -> Result<(), ScheduleError> {
+        Ok(())
+    }
 
     /// Whether [`Scheduler::allocate_nodes`] returns only nodes of [`Scheduler::eligible_nodes`].
     fn gives_only_eligible(&self) -> bool {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::ids::NodeName;
 
 /// Client of a scheduler that is reached over HTTP.
@@ -108,12 +108,9 @@ impl Scheduler for RemoteScheduler {
 
     async fn allocate_nodes(
         &self,
-        request: ScheduleRequest<'_>,
-        current: &BTreeSet<NodeName>,
-        count: usize,
-        force: bool,
-        token: Uuid,
+        wanted: WantedNodes<'_>,
     ) -> Result<Vec<NodeName>, ScheduleError> {
+        let WantedNodes { request, current, count, force, token } = wanted;
         let ask = Ask {
             current_nodes: Some(current),
             count: Some(count),

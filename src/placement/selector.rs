@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use uuid::Uuid;
 
 use super::capacity::{NodeCapacities, ranked};
-use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::Labels;
@@ -77,12 +76,9 @@ impl Scheduler for SelectorScheduler {
     /// nodes with room, ranked by the packing. Equal input gives equal nodes.
     async fn allocate_nodes(
         &self,
-        request: ScheduleRequest<'_>,
-        current: &BTreeSet<NodeName>,
-        count: usize,
-        _force: bool,
-        _token: Uuid,
+        wanted: WantedNodes<'_>,
     ) -> Result<Vec<NodeName>, ScheduleError> {
+        let WantedNodes { request, current, count, .. } = wanted;
         let nodes = self.matching(request);
         let want = request.manifest.resources();
         let free = nodes.difference(current);
@@ -112,15 +108,6 @@ impl Scheduler for SelectorScheduler {
             )));
         }
         Ok(free)
-    }
-
-    async fn deallocate_nodes(
-        &self,
-        _request: ScheduleRequest<'_>,
-        _nodes: &[NodeName],
-        _token: Uuid,
-    ) -> Result<(), ScheduleError> {
-        Ok(())
     }
 
     fn gives_only_eligible(&self) -> bool {

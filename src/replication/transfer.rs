@@ -22,7 +22,7 @@ use super::writes::{self, BatchError};
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
-use crate::placement::{ScheduleError, ScheduleRequest};
+use crate::placement::{ScheduleError, ScheduleRequest, WantedNodes};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
@@ -130,8 +130,13 @@ impl RcController {
         let quarantined =
             |node: &&NodeName| self.readiness(&input, node) == NodeReadiness::Quarantined;
         in_use.extend(self.chain.status().quarantined_nodes.keys().filter(quarantined).cloned());
-        let asked = ScheduleRequest::of(&input.spec);
-        let asked = self.placement.scheduler.allocate_nodes(asked, &in_use, 1, true, transfer.id);
+        let asked = self.placement.scheduler.allocate_nodes(WantedNodes {
+            request: ScheduleRequest::of(&input.spec),
+            current: &in_use,
+            count: 1,
+            force: true,
+            token: transfer.id,
+        });
         let answer = timeout(SCHEDULER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(no_answer()));
         let node = match answer.and_then(|nodes| only(&nodes, &in_use)) {
             Ok(node) => node,

@@ -7,7 +7,9 @@ mod server;
 use std::path::Path;
 use std::sync::Arc;
 
-use rcfarm::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler as _};
+use rcfarm::placement::{
+    RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler as _, WantedNodes,
+};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
 use rcfarm_api::manifest::Manifest;
@@ -53,14 +55,18 @@ async fn a_repeated_call_gets_the_same_machines() {
 
     let none = [].into();
     let (first, second) = (Uuid::from_u128(2), Uuid::from_u128(3));
-    let once = scheduler.allocate_nodes(request, &none, 1, false, first).await.unwrap();
-    let again = scheduler.allocate_nodes(request, &none, 1, false, first).await.unwrap();
+    let wanted = |count, token| {
+        let force = count > 1;
+        scheduler.allocate_nodes(WantedNodes { request, current: &none, count, force, token })
+    };
+    let once = wanted(1, first).await.unwrap();
+    let again = wanted(1, first).await.unwrap();
     assert_eq!(once, again, "the same token");
-    let other = scheduler.allocate_nodes(request, &none, 1, false, second).await.unwrap();
+    let other = wanted(1, second).await.unwrap();
     assert_ne!(once, other, "the machine with fewer reservations");
     scheduler.deallocate_nodes(request, &once, first).await.unwrap();
     scheduler.deallocate_nodes(request, &once, first).await.unwrap();
-    let many = scheduler.allocate_nodes(request, &none, 3, true, Uuid::from_u128(4)).await;
+    let many = wanted(3, Uuid::from_u128(4)).await;
     assert!(matches!(many, Err(ScheduleError::Exhausted(_))), "{many:?}");
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::InvalidText;
+use crate::text::{converts_as_text, displays_as_text};
 
 /// Checks one segment of a key: `[A-Za-z0-9_-][A-Za-z0-9_.,-]*`, at most 200 bytes.
 ///
@@ -53,27 +54,8 @@ macro_rules! name {
                 Ok(Self(text.into()))
             }
         }
-        impl TryFrom<String> for $type {
-            type Error = InvalidText;
-            fn try_from(text: String) -> Result<Self, InvalidText> {
-                text.parse()
-            }
-        }
-        impl From<$type> for String {
-            fn from(name: $type) -> String {
-                name.0.as_ref().to_owned()
-            }
-        }
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(&self.0)
-            }
-        }
-        impl fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&*self.0, f)
-            }
-        }
+        converts_as_text!($type);
+        displays_as_text!($type);
     };
 }
 
@@ -122,17 +104,7 @@ impl FromStr for Namespaced {
         Ok(Namespaced { namespace: namespace.parse()?, name: name.parse()? })
     }
 }
-impl TryFrom<String> for Namespaced {
-    type Error = InvalidText;
-    fn try_from(text: String) -> Result<Self, InvalidText> {
-        text.parse()
-    }
-}
-impl From<Namespaced> for String {
-    fn from(id: Namespaced) -> String {
-        id.to_string()
-    }
-}
+converts_as_text!(Namespaced);
 impl fmt::Display for Namespaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{}/{}", self.namespace, self.name))
@@ -204,16 +176,7 @@ impl From<&str> for RecordId {
         RecordId(text.into())
     }
 }
-impl fmt::Display for RecordId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-impl fmt::Debug for RecordId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
+displays_as_text!(RecordId);
 
 /// Identity of a pod in the cluster: node and pod id. The keys of its labels and intent contain both.
 /// As text, `<node>/<pod>`; neither can contain a slash.
@@ -232,20 +195,14 @@ impl fmt::Display for PodRef {
     }
 }
 
-impl From<PodRef> for String {
-    fn from(pod_ref: PodRef) -> String {
-        pod_ref.to_string()
-    }
-}
-
-impl TryFrom<String> for PodRef {
-    type Error = InvalidText;
-
-    fn try_from(text: String) -> Result<Self, InvalidText> {
-        let (node, pod) = text.split_once('/').unwrap_or((&text, ""));
+impl FromStr for PodRef {
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
+        let (node, pod) = text.split_once('/').unwrap_or((text, ""));
         Ok(PodRef { node: node.parse()?, pod: pod.parse()? })
     }
 }
+converts_as_text!(PodRef);
 
 #[cfg(test)]
 mod tests {

@@ -30,6 +30,7 @@ pub mod rc;
 pub mod resource_list;
 pub mod scheduler;
 mod stored;
+mod text;
 
 pub use backoff::backoff;
 pub use field_error::{FieldError, InvalidText};

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use rcfarm::placement::{Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm::placement::{Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::ids::{NodeName, RcId};
 
 /// How a scheduler misbehaves towards one RC.
@@ -113,15 +113,12 @@ impl<S: Scheduler> Scheduler for Odd<S> {
 
     async fn allocate_nodes(
         &self,
-        request: ScheduleRequest<'_>,
-        current: &BTreeSet<NodeName>,
-        count: usize,
-        force: bool,
-        token: Uuid,
+        wanted: WantedNodes<'_>,
     ) -> Result<Vec<NodeName>, ScheduleError> {
+        let WantedNodes { request, current, .. } = wanted;
         let mood = self.moods.of(request.rc);
         self.suffer(mood).await?;
-        let mut nodes = self.inner.allocate_nodes(request, current, count, force, token).await?;
+        let mut nodes = self.inner.allocate_nodes(wanted).await?;
         match mood {
             Some(Mood::TooFew) => nodes.clear(),
             Some(Mood::Duplicates) => nodes.extend(nodes.first().cloned()),

@@ -337,22 +337,9 @@ impl rcfarm::placement::Scheduler for Vicious {
 
     async fn allocate_nodes(
         &self,
-        _: rcfarm::placement::ScheduleRequest<'_>,
-        _: &std::collections::BTreeSet<rcfarm_api::ids::NodeName>,
-        _: usize,
-        _: bool,
-        _: uuid::Uuid,
+        _: rcfarm::placement::WantedNodes<'_>,
     ) -> Result<Vec<rcfarm_api::ids::NodeName>, rcfarm::placement::ScheduleError> {
         Ok(Vec::new())
-    }
-
-    async fn deallocate_nodes(
-        &self,
-        _: rcfarm::placement::ScheduleRequest<'_>,
-        _: &[rcfarm_api::ids::NodeName],
-        _: uuid::Uuid,
-    ) -> Result<(), rcfarm::placement::ScheduleError> {
-        Ok(())
     }
 }
 

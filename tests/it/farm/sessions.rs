@@ -1,13 +1,14 @@
 //! Sessions of a farm: heartbeats beside blocked work, sessions without a check, pauses between short sessions.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use rcfarm::farm::{Farm, FarmError, FarmReport};
-use rcfarm::placement::{NoDiscovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm::placement::{
+    NoDiscovery, Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes,
+};
 use rcfarm_api::ids::NodeName;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_emulator::serve::serve;
@@ -19,7 +20,6 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::harness::{Cluster, SECOND};
 
@@ -37,24 +37,8 @@ impl Scheduler for Blocking {
         Ok(Nodes::default())
     }
 
-    async fn allocate_nodes(
-        &self,
-        _: ScheduleRequest<'_>,
-        _: &BTreeSet<NodeName>,
-        _: usize,
-        _: bool,
-        _: Uuid,
-    ) -> Result<Vec<NodeName>, ScheduleError> {
+    async fn allocate_nodes(&self, _: WantedNodes<'_>) -> Result<Vec<NodeName>, ScheduleError> {
         Ok(Vec::new())
-    }
-
-    async fn deallocate_nodes(
-        &self,
-        _: ScheduleRequest<'_>,
-        _: &[NodeName],
-        _: Uuid,
-    ) -> Result<(), ScheduleError> {
-        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use async_trait::async_trait;
-use rcfarm::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use rcfarm::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
@@ -34,12 +34,9 @@ impl Scheduler for Books {
 
     async fn allocate_nodes(
         &self,
-        _: ScheduleRequest<'_>,
-        current: &BTreeSet<NodeName>,
-        count: usize,
-        _: bool,
-        token: Uuid,
+        wanted: WantedNodes<'_>,
     ) -> Result<Vec<NodeName>, ScheduleError> {
+        let WantedNodes { current, count, token, .. } = wanted;
         if *self.refuse_allocation.lock().unwrap() {
             return Err(ScheduleError::Exhausted("none left".to_owned()));
         }

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use rcfarm::daemon::selector_scheduler;
 use rcfarm::farm::Farm;
-use rcfarm::placement::{Nodes, ScheduleError, ScheduleRequest, Scheduler, SelectorScheduler};
+use rcfarm::placement::{
+    Nodes, ScheduleError, ScheduleRequest, Scheduler, SelectorScheduler, WantedNodes,
+};
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_testing::wait::within;
 use serde_json::json;
-use uuid::Uuid;
 
 use crate::harness::{Cluster, SECOND, node, rc_id, run};
 
@@ -40,22 +41,9 @@ impl Scheduler for Counting {
 
     async fn allocate_nodes(
         &self,
-        request: ScheduleRequest<'_>,
-        current: &BTreeSet<NodeName>,
-        count: usize,
-        force: bool,
-        token: Uuid,
+        wanted: WantedNodes<'_>,
     ) -> Result<Vec<NodeName>, ScheduleError> {
-        self.inner.allocate_nodes(request, current, count, force, token).await
-    }
-
-    async fn deallocate_nodes(
-        &self,
-        request: ScheduleRequest<'_>,
-        nodes: &[NodeName],
-        token: Uuid,
-    ) -> Result<(), ScheduleError> {
-        self.inner.deallocate_nodes(request, nodes, token).await
+        self.inner.allocate_nodes(wanted).await
     }
 
     fn gives_only_eligible(&self) -> bool {

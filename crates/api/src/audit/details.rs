@@ -12,6 +12,7 @@ use super::{EventType, GroupsOrdered, JobChange, JobStep, QueueChange};
 use crate::Timestamp;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
+use crate::text::converts_as_text;
 use crate::{Index, InvalidText};
 
 /// A retarget lists the whole set of nodes up to this many, and only the difference above. p2 lists all of them in each
@@ -395,14 +396,4 @@ impl FromStr for Actor {
         }
     }
 }
-impl TryFrom<String> for Actor {
-    type Error = InvalidText;
-    fn try_from(text: String) -> Result<Self, InvalidText> {
-        text.parse()
-    }
-}
-impl From<Actor> for String {
-    fn from(actor: Actor) -> String {
-        actor.to_string()
-    }
-}
+converts_as_text!(Actor);

@@ -1,10 +1,10 @@
 //! The grammar of keys and prefixes.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::InvalidText;
 use crate::ids::check_segment;
+use crate::text::displays_as_text;
 
 /// A valid key: segments of the portable alphabet joined by single slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,21 +107,5 @@ impl Prefix {
 /// One more segment than any record's name.
 const SENTINEL: &str = "_/_/_";
 
-macro_rules! as_text {
-    ($type:ident) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(&self.0)
-            }
-        }
-        impl fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&*self.0, f)
-            }
-        }
-    };
-}
-
-as_text!(Key);
-
-as_text!(Prefix);
+displays_as_text!(Key);
+displays_as_text!(Prefix);

@@ -63,13 +63,6 @@ impl FromStr for Selector {
     }
 }
 
-impl TryFrom<String> for Selector {
-    type Error = SelectorError;
-    fn try_from(text: String) -> Result<Self, SelectorError> {
-        text.parse()
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token<'t> {
     Word(&'t str),

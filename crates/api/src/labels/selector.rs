@@ -138,9 +138,4 @@ impl fmt::Display for Selector {
         Ok(())
     }
 }
-
-impl From<Selector> for String {
-    fn from(selector: Selector) -> String {
-        selector.to_string()
-    }
-}
+converts_as_text!(Selector);
