@@ -381,7 +381,7 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
         for orphaned in &orphaned_allocations {
             text.push_str(&format!(
                 "leak: {}: rcfarm rc orphans --remove\n",
-                allocations::words(orphaned)
+                allocations::describe(orphaned)
             ));
         }
         if !unknown.is_empty() {

@@ -32,8 +32,8 @@ pub(super) struct KindState {
     /// Cancelled when something needs the records' labels. Then they are watched.
     pub(super) labelled: CancellationToken,
     pub(super) running: BTreeMap<RecordId, RunningRecord>,
-    /// See [`super::record_task::RecordTask::turns`].
-    pub(super) turns: Arc<Semaphore>,
+    /// See [`super::record_task::RecordTask::permits`].
+    pub(super) permits: Arc<Semaphore>,
     pub(super) claiming: BTreeSet<RecordId>,
     /// Until when a record must not be claimed: time since the farm's start.
     pub(super) barred: BTreeMap<RecordId, Duration>,
@@ -83,7 +83,7 @@ impl KindState {
             labelled: CancellationToken::new(),
             kind,
             running: BTreeMap::new(),
-            turns: Arc::new(Semaphore::new(spec.concurrency)),
+            permits: Arc::new(Semaphore::new(spec.concurrency)),
             claiming: BTreeSet::new(),
             barred: BTreeMap::new(),
             refused: BTreeMap::new(),

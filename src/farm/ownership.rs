@@ -189,7 +189,7 @@ impl FarmLoop<'_> {
                 kind: state.kind.clone(),
                 claimed,
                 handle: handle.clone(),
-                turns: state.turns.clone(),
+                permits: state.permits.clone(),
                 ids: self.farm.env.ids.fork(),
             };
             let name = id.clone();

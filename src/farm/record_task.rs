@@ -49,7 +49,7 @@ pub struct RecordTask {
     pub handle: Arc<TaskHandle>,
     /// Limits the tasks of the kind that reconcile at the same time. Ten thousand at once would delay the session's
     /// heartbeats.
-    pub turns: Arc<Semaphore>,
+    pub permits: Arc<Semaphore>,
     /// Source of jitter.
     pub ids: IdSource,
 }
@@ -170,7 +170,7 @@ impl RecordTask {
     }
 
     async fn attempt(&self, controller: &mut dyn Controller) -> Attempt {
-        let _turn = self.turns.acquire().await;
+        let _permit = self.permits.acquire().await;
         match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
             Ok(Ok(next)) => Attempt::Done(next),
             Ok(Err(error)) => Attempt::Failed(error),

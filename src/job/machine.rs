@@ -223,8 +223,8 @@ pub fn table() -> String {
             for facts in all_facts() {
                 let step = step(phase, ask, facts);
                 match rows.iter_mut().find(|(_, other)| *other == step) {
-                    Some((when, _)) => when.push(words(facts)),
-                    None => rows.push((vec![words(facts)], step)),
+                    Some((when, _)) => when.push(row_of(facts)),
+                    None => rows.push((vec![row_of(facts)], step)),
                 }
             }
             let alone = rows.len() == 1;
@@ -255,7 +255,7 @@ fn all_facts() -> impl Iterator<Item = JobFacts> {
     })
 }
 
-fn words(facts: JobFacts) -> String {
+fn row_of(facts: JobFacts) -> String {
     let JobFacts { verdict, alive, cleared, budget } = facts;
     format!("{verdict:?} {} {} {budget:?}", yes(alive, "alive"), yes(cleared, "cleared"))
 }

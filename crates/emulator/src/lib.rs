@@ -200,8 +200,8 @@ impl Emulator {
     }
 
     /// Reads the whole state without a copy. The model is locked meanwhile.
-    pub fn inspect<T>(&self, look: impl FnOnce(&Tables) -> T) -> T {
-        self.with(|state, _| look(state.model.tables()))
+    pub fn inspect<T>(&self, select: impl FnOnce(&Tables) -> T) -> T {
+        self.with(|state, _| select(state.model.tables()))
     }
 
     /// Restores a state. Indexes of keys decrease, sessions exist again, and reads that are blocked now answer from the

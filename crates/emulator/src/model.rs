@@ -505,8 +505,8 @@ impl Model {
         if changes.iter().all(|change| change.after.is_some()) {
             return;
         }
-        let turns = (now + TOMBSTONES_LIVE).as_nanos().div_ceil(REAP_EVERY.as_nanos());
-        let at = REAP_EVERY * u32::try_from(turns).unwrap_or(u32::MAX);
+        let rounds = (now + TOMBSTONES_LIVE).as_nanos().div_ceil(REAP_EVERY.as_nanos());
+        let at = REAP_EVERY * u32::try_from(rounds).unwrap_or(u32::MAX);
         self.reaps.insert(at, index);
         if !self.timers.runs(&Timer::Reap) {
             self.timers.set(Timer::Reap, at);

@@ -34,8 +34,8 @@ impl Emulator {
         query: Query,
     ) -> Result<Answer<Vec<Arc<Entry>>>, StoreError> {
         let subject = Subject::Prefix(prefix.to_owned());
-        let look = |t: &super::Tables| t.kv.list(prefix).cloned().collect();
-        self.read_many(Request::List(prefix), subject, query, look).await
+        let select = |t: &super::Tables| t.kv.list(prefix).cloned().collect();
+        self.read_many(Request::List(prefix), subject, query, select).await
     }
 
     pub(super) async fn read_keys(
@@ -45,8 +45,8 @@ impl Emulator {
         query: Query,
     ) -> Result<Answer<Vec<String>>, StoreError> {
         let subject = Subject::Prefix(prefix.to_owned());
-        let look = |t: &super::Tables| t.kv.keys(prefix, separator);
-        self.read_many(Request::Keys(prefix), subject, query, look).await
+        let select = |t: &super::Tables| t.kv.keys(prefix, separator);
+        self.read_many(Request::Keys(prefix), subject, query, select).await
     }
 
     pub(super) async fn write_key(&self, op: KvOp) -> Result<bool, StoreError> {
@@ -168,14 +168,14 @@ impl Reader for Emulator {
 
     async fn session(&self, id: &SessionId) -> Result<Answer<Option<SessionInfo>>, StoreError> {
         let id = parse_id(id.as_str())?;
-        let look = |t: &super::Tables| t.sessions.get(&id).map(super::Session::info);
+        let select = |t: &super::Tables| t.sessions.get(&id).map(super::Session::info);
         let subject = Subject::Session(id.clone());
-        self.read(Request::Session(id.as_str()), subject, Query::PLAIN, look).await
+        self.read(Request::Session(id.as_str()), subject, Query::PLAIN, select).await
     }
 
     async fn sessions(&self) -> Result<Answer<Vec<SessionInfo>>, StoreError> {
-        let look = |t: &super::Tables| t.sessions.all().map(super::Session::info).collect();
-        self.read(Request::Sessions, Subject::Sessions, Query::PLAIN, look).await
+        let select = |t: &super::Tables| t.sessions.all().map(super::Session::info).collect();
+        self.read(Request::Sessions, Subject::Sessions, Query::PLAIN, select).await
     }
 
     async fn service_health(
@@ -187,8 +187,8 @@ impl Reader for Emulator {
     }
 
     async fn leader(&self) -> Result<String, StoreError> {
-        let look = |_: &super::Tables| super::LEADER.to_owned();
-        match self.read(Request::Leader, Subject::Nodes, Query::PLAIN, look).await {
+        let select = |_: &super::Tables| super::LEADER.to_owned();
+        match self.read(Request::Leader, Subject::Nodes, Query::PLAIN, select).await {
             Ok(answer) => Ok(answer.value),
             Err(StoreError::NoLeader) => Ok(String::new()),
             Err(error) => Err(error),

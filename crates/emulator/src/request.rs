@@ -70,16 +70,16 @@ impl Emulator {
         self.faults.as_ref().map_or(Fate::DELIVER, |faults| faults.fate(request))
     }
 
-    /// Reads, and waits for a change if the query blocks. `look` takes the value from the state.
+    /// Reads, and waits for a change if the query blocks. `select` takes the value from the state.
     pub(super) async fn read<T>(
         &self,
         request: Request<'_>,
         subject: Subject,
         query: Query,
-        look: impl Fn(&Tables) -> T,
+        select: impl Fn(&Tables) -> T,
     ) -> Result<Answer<T>, StoreError> {
         let fate = self.fate(&request);
-        self.read_as(fate, request, subject, query, &look).await
+        self.read_as(fate, request, subject, query, &select).await
     }
 
     /// As [`Emulator::read`], for lists, which [`FaultOutcome::Short`] cuts.
@@ -88,11 +88,11 @@ impl Emulator {
         request: Request<'_>,
         subject: Subject,
         query: Query,
-        look: impl Fn(&Tables) -> Vec<T>,
+        select: impl Fn(&Tables) -> Vec<T>,
     ) -> Result<Answer<Vec<T>>, StoreError> {
         let fate = self.fate(&request);
         let keep = if let FaultOutcome::Short(keep) = fate.outcome { keep } else { usize::MAX };
-        let mut answer = self.read_as(fate, request, subject, query, &look).await?;
+        let mut answer = self.read_as(fate, request, subject, query, &select).await?;
         answer.value.truncate(keep);
         Ok(answer)
     }
@@ -103,7 +103,7 @@ impl Emulator {
         request: Request<'_>,
         subject: Subject,
         query: Query,
-        look: &impl Fn(&Tables) -> T,
+        select: &impl Fn(&Tables) -> T,
     ) -> Result<Answer<T>, StoreError> {
         pause(fate.before).await;
         let result = match fate.outcome {
@@ -114,12 +114,12 @@ impl Emulator {
             FaultOutcome::Stale(_) if query.consistency == Consistency::Consistent => {
                 Err(StoreError::NoLeader)
             }
-            FaultOutcome::Stale(writes) => match self.read_past(&subject, query, writes, look) {
+            FaultOutcome::Stale(writes) => match self.read_past(&subject, query, writes, select) {
                 Some(answer) => Ok(answer),
-                None => self.read_now(&request, subject, query, look).await,
+                None => self.read_now(&request, subject, query, select).await,
             },
             FaultOutcome::Deliver | FaultOutcome::Short(_) => {
-                self.read_now(&request, subject, query, look).await
+                self.read_now(&request, subject, query, select).await
             }
         };
         pause(fate.after).await;
@@ -131,10 +131,10 @@ impl Emulator {
         &self,
         fate: Fate,
         writes: usize,
-        look: impl FnOnce(&Tables) -> T,
+        select: impl FnOnce(&Tables) -> T,
     ) -> T {
         pause(fate.before).await;
-        let seen = look(&self.with(|state, _| state.past(&Subject::Sessions, writes)));
+        let seen = select(&self.with(|state, _| state.past(&Subject::Sessions, writes)));
         pause(fate.after).await;
         seen
     }
@@ -145,11 +145,11 @@ impl Emulator {
         subject: &Subject,
         query: Query,
         writes: usize,
-        look: &impl Fn(&Tables) -> T,
+        select: &impl Fn(&Tables) -> T,
     ) -> Option<Answer<T>> {
         let past = self.with(|state, _| state.past(subject, writes));
         let index = past.index_of(subject);
-        query.wait.is_none_or(|wait| index > wait.after).then(|| answer(look(&past), index))
+        query.wait.is_none_or(|wait| index > wait.after).then(|| answer(select(&past), index))
     }
 
     async fn read_now<T>(
@@ -157,7 +157,7 @@ impl Emulator {
         request: &Request<'_>,
         subject: Subject,
         query: Query,
-        look: &impl Fn(&Tables) -> T,
+        select: &impl Fn(&Tables) -> T,
     ) -> Result<Answer<T>, StoreError> {
         let begun = self.with(|state, _| {
             let tables = state.model.tables();
@@ -167,13 +167,13 @@ impl Emulator {
                     let (id, wake) = state.watchers.add(subject.clone());
                     Err((Blocked { shared: self.shared.clone(), id, wake }, wait, index))
                 }
-                _ => Ok(answer(look(tables), index)),
+                _ => Ok(answer(select(tables), index)),
             }
         });
         match begun {
             Ok(answer) => Ok(answer),
             Err((blocked, wait, index)) => {
-                let answer = self.wait(&blocked, wait, index, &subject, look).await;
+                let answer = self.wait(&blocked, wait, index, &subject, select).await;
                 let reached = self.faults.as_ref().is_none_or(|f| f.reaches_client(request));
                 if reached { Ok(answer) } else { Err(interrupted()) }
             }
@@ -188,7 +188,7 @@ impl Emulator {
         wait: BlockingWait,
         mut index: Index,
         subject: &Subject,
-        look: &impl Fn(&Tables) -> T,
+        select: &impl Fn(&Tables) -> T,
     ) -> Answer<T> {
         let deadline = monotonic() + self.length_of(wait);
         loop {
@@ -202,14 +202,14 @@ impl Emulator {
                 let tables = state.model.tables();
                 let dismissal = state.watchers.dismissal(blocked.id);
                 if let Some(Dismissal::Replaced(before)) = &dismissal {
-                    return Some(answer(look(before), index));
+                    return Some(answer(select(before), index));
                 }
                 let woken = blocked.wake.notified().now_or_never().is_some();
                 if woken {
                     index = tables.index_of(subject);
                 }
                 let due = !woken || dismissal.is_some() || index > wait.after;
-                due.then(|| answer(look(tables), index))
+                due.then(|| answer(select(tables), index))
             });
             if let Some(answer) = answered {
                 return answer;

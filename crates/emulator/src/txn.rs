@@ -227,12 +227,12 @@ pub(super) fn perform(
         }
         Verb::DeleteCas if draft.delete_cas(key, op.index) => Ok(Vec::new()),
         Verb::DeleteCas => Err(unmet(&format!("delete key {key:?}, index is stale"))),
-        _ => look(draft.kv(), op),
+        _ => read(draft.kv(), op),
     }
 }
 
 /// Executes an operation that changes nothing.
-fn look(kv: &Kv, op: &KvOp) -> Result<Vec<Entry>, OpFailure> {
+fn read(kv: &Kv, op: &KvOp) -> Result<Vec<Entry>, OpFailure> {
     let key = op.key.as_str();
     let entry = kv.get(key);
     let unmet = |what: String| Err(OpFailure::Unmet(what));

@@ -119,7 +119,7 @@ async fn allocations(context: &CommandContext) -> Check {
             format!(
                 "{}, such as: {}",
                 orphaned_summary(allocations.orphaned_allocations.len()),
-                allocations::words(orphaned)
+                allocations::describe(orphaned)
             ),
             "free them: rcfarm rc orphans --remove (a farm does so when it needs the room)",
         ),

@@ -35,7 +35,7 @@ pub struct JobDeleteArgs {
     timeout: Duration,
 }
 
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const READ_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
     let id = &args.job;
@@ -92,7 +92,7 @@ async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> 
                 format!("it goes on being deleted; see by whom: rcfarm job explain {}", found.id);
             return Err(failure(why, hint));
         }
-        query = Query::after(answer.index, LOOK_EVERY);
+        query = Query::after(answer.index, READ_EVERY);
     }
 }
 
@@ -152,7 +152,7 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
             let why = format!("{}: {count} of its pods are still being stopped", args.job);
             return Err(failure(why, "their resources stay allocated; run the command again"));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(READ_EVERY).await;
     }
 }
 

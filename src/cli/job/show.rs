@@ -186,8 +186,8 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
     context.show(&shown, || {
         let mut rows = vec![("job", found.id.to_string()), ("verdict", verdict.clone())];
         if let Some(group) = &group {
-            let words = format!("{} ({}) {}", group.phase, group.reason, group.message);
-            rows.push(("group", words.trim_end().to_owned()));
+            let text = format!("{} ({}) {}", group.phase, group.reason, group.message);
+            rows.push(("group", text.trim_end().to_owned()));
         }
         if let Some(status) = &found.status {
             rows.push(("members", members(status)));
@@ -229,14 +229,14 @@ fn verdict(found: &FoundJob, is_owned: bool) -> String {
         };
     };
     let state = &status.state;
-    let mut words = format!("{} ({})", state.phase, state.reason);
+    let mut text = format!("{} ({})", state.phase, state.reason);
     if !state.message.is_empty() {
-        words.push_str(&format!(": {}", state.message));
+        text.push_str(&format!(": {}", state.message));
     }
     if !is_owned && !state.phase.is_final() {
-        words.push_str("; no farm owns it now, so nothing happens: rcfarm farm list");
+        text.push_str("; no farm owns it now, so nothing happens: rcfarm farm list");
     }
-    words
+    text
 }
 
 #[derive(clap::Args)]

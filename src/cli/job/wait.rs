@@ -87,7 +87,7 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
         let status = answer.value.and_then(|entry| JobStatus::decode(&entry.value).ok());
         match status.filter(|status| status.uid == uid) {
             Some(status) => {
-                said = words(&status);
+                said = summary(&status);
                 progress.say(&said);
                 if args.until.is_over(status.state.phase) {
                     drop(progress);
@@ -110,11 +110,11 @@ fn end(context: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow:
     let phase = status.state.phase;
     let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
         "message": status.state.message});
-    context.show(&shown, || format!("{}: {}", args.job, words(status)))?;
+    context.show(&shown, || format!("{}: {}", args.job, summary(status)))?;
     Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
 
-fn words(status: &JobStatus) -> String {
+fn summary(status: &JobStatus) -> String {
     let (state, m) = (&status.state, status.members);
     let counts = format!(
         "{} pending, {} running, {} succeeded, {} failed",

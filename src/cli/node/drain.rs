@@ -69,9 +69,9 @@ impl Row {
 }
 
 /// Maximum interval of reads, for changes in keys that are not watched.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const READ_EVERY: Duration = Duration::from_secs(2);
 /// Interval once the node has no intents: a watch of an empty prefix wakes on unrelated writes.
-const LOOK_SOON: Duration = Duration::from_millis(300);
+const READ_SOON: Duration = Duration::from_millis(300);
 
 pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow::Result<CliExit> {
     let give_up = monotonic() + args.deadline;
@@ -91,7 +91,7 @@ pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow:
     let rows = if waits {
         emptied(context, &names, give_up).await?
     } else {
-        look(context, &names).await?
+        read_rows(context, &names).await?
     };
     context.show(&rows, || drained_text(&rows))?;
     if !waits || rows.iter().all(|row| row.pods.is_empty()) {
@@ -135,7 +135,7 @@ pub(super) async fn undrain(
         }
     }
     let names: Vec<NodeName> = nodes.into_iter().map(|node| node.name).collect();
-    let rows = look(context, &names).await?;
+    let rows = read_rows(context, &names).await?;
     context.show(&rows, || {
         let line = |row: &Row| match changed.contains(&row.name) {
             true => format!("{}: no longer draining ({})\n", row.name, row.state),
@@ -176,7 +176,7 @@ async fn change(
     context.edit(key::node(&seen.name), attempt).await
 }
 
-async fn look(context: &CommandContext, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
+async fn read_rows(context: &CommandContext, names: &[NodeName]) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for name in names {
         let node = NodeSnapshot::read(context, name).await?;
@@ -195,13 +195,13 @@ async fn emptied(
     let mut progress = Progress::default();
     let mut index = Index::ZERO;
     loop {
-        let rows = match look(context, names).await {
+        let rows = match read_rows(context, names).await {
             Err(error) if is_passing(&error) && monotonic() < give_up => {
                 progress.say(&format!("{error}; trying again"));
-                sleep(LOOK_EVERY).await;
+                sleep(READ_EVERY).await;
                 continue;
             }
-            looked => looked?,
+            read => read?,
         };
         if let Some(row) = rows.iter().find(|row| !row.draining) {
             return Err(failure(
@@ -222,7 +222,7 @@ async fn emptied(
     }
 }
 
-/// Waits for a change of a node's intents, for at most [`LOOK_EVERY`] and not beyond `give_up`.
+/// Waits for a change of a node's intents, for at most [`READ_EVERY`] and not beyond `give_up`.
 async fn wait(
     context: &CommandContext,
     node: Option<&NodeName>,
@@ -230,16 +230,16 @@ async fn wait(
     give_up: Instant,
 ) -> Index {
     let Some(node) = node else {
-        let _ = timeout_at(give_up, sleep(LOOK_SOON)).await;
+        let _ = timeout_at(give_up, sleep(READ_SOON)).await;
         return Index::ZERO;
     };
-    let query = Query::after(index, LOOK_EVERY);
+    let query = Query::after(index, READ_EVERY);
     let intents = key::node_intents(node);
     match timeout_at(give_up, context.store.keys(&intents, None, query)).await {
         Ok(Ok(answer)) => answer.index,
         // The next read reports the error if it persists.
         Ok(Err(_)) => {
-            let _ = timeout_at(give_up, sleep(LOOK_EVERY)).await;
+            let _ = timeout_at(give_up, sleep(READ_EVERY)).await;
             Index::ZERO
         }
         Err(_) => Index::ZERO,

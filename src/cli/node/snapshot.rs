@@ -124,10 +124,11 @@ impl NodeSnapshot {
 
     /// Errors in the node's keys.
     pub(super) fn invalid(&self) -> Vec<String> {
-        let words =
+        let describe =
             |key: Key, bad: &FieldError| format!("{key}: field {}: {}", bad.path, bad.problem);
-        let record = self.record.as_ref().err().map(|bad| words(key::node(&self.name), bad));
-        let labels = self.labels.as_ref().err().map(|bad| words(key::node_labels(&self.name), bad));
+        let record = self.record.as_ref().err().map(|bad| describe(key::node(&self.name), bad));
+        let labels =
+            self.labels.as_ref().err().map(|bad| describe(key::node_labels(&self.name), bad));
         record.into_iter().chain(labels).collect()
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct QueueSnapshot {
     pub(super) queues: Queues,
     pub(super) statuses: BTreeMap<QueueName, QueueStatus>,
     pub(super) groups: StoredGroups,
-    pub(super) book: GroupStatuses,
+    pub(super) group_statuses: GroupStatuses,
     pub(super) usage: Usage,
     pub(super) positions: BTreeMap<QueueName, Vec<GroupId>>,
 }
@@ -57,15 +57,15 @@ pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSn
         let value = Arc::new(value.clone()?);
         Some((id.clone(), Versioned { index: *index, created: *created, value }))
     };
-    let book: GroupStatuses = read.0.iter().filter_map(known).collect();
+    let group_statuses: GroupStatuses = read.0.iter().filter_map(known).collect();
     let mut usage = Usage::default();
-    for known in book.values().filter(|known| known.value.phase.is_admitted()) {
+    for known in group_statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             usage.charge(&queues, queue, &known.value.charged);
         }
     }
-    let positions = positions(&queues, &groups, &book);
-    Ok(QueueSnapshot { entries, queues, statuses, groups, book, usage, positions })
+    let positions = positions(&queues, &groups, &group_statuses);
+    Ok(QueueSnapshot { entries, queues, statuses, groups, group_statuses, usage, positions })
 }
 
 impl QueueSnapshot {
@@ -87,7 +87,7 @@ impl QueueSnapshot {
         let counted = |known: &VersionedStatus| {
             known.value.phase.is_admitted() && known.value.queue.as_ref() == Some(name)
         };
-        let all = self.book.iter().filter(|(_, known)| counted(known));
+        let all = self.group_statuses.iter().filter(|(_, known)| counted(known));
         all.map(|(id, known)| (id, &*known.value)).collect()
     }
 
@@ -97,7 +97,7 @@ impl QueueSnapshot {
             let hold = group.value.as_ref().ok()?.spec.hold.as_ref()?;
             Some((hold.reason, hold.message.clone()))
         });
-        let status = self.book.get(id).map(|known| &known.value);
+        let status = self.group_statuses.get(id).map(|known| &known.value);
         let said = status
             .filter(|s| s.phase == PodGroupPhase::Pending && s.reason != PodGroupReason::AsDesired);
         match hold.or_else(|| self.queues.refusal(name)) {

@@ -73,7 +73,7 @@ pub(in crate::cli) async fn snapshot(
 }
 
 /// An orphaned allocation as text.
-pub(in crate::cli) fn words(orphaned: &OrphanedAllocation) -> String {
+pub(in crate::cli) fn describe(orphaned: &OrphanedAllocation) -> String {
     let OrphanedAllocation { node, pod, owner, .. } = orphaned;
     format!("{node} has an allocation for pod {pod} of {owner}, which does not exist")
 }

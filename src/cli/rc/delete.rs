@@ -34,7 +34,7 @@ pub struct RcDeleteArgs {
 }
 
 /// Interval of reads of the pods while the status does not change.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const READ_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow::Result<CliExit> {
     let found = find(context, &args.rc).await?;
@@ -125,7 +125,7 @@ async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> any
         }
         // A farm of rcfarm writes the status after each change. For others the pods are read at intervals.
         let answer = context.store.get(&key::rc_status(id), query).await?;
-        query = Query::after(answer.index, LOOK_EVERY);
+        query = Query::after(answer.index, READ_EVERY);
     }
 }
 

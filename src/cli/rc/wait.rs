@@ -45,7 +45,7 @@ pub(super) async fn scheduled(
         query = Query::after(answer.index, if seen.is_some() { ONE_WAIT } else { PATIENCE });
         match seen {
             Some(status) => {
-                said = words(&status);
+                said = summary(&status);
                 progress.say(&said);
                 check_valid(&status)?;
                 if is_scheduled(&status) {
@@ -75,7 +75,7 @@ fn check_valid(status: &RcStatus) -> anyhow::Result<()> {
 }
 
 /// Progress in one line.
-fn words(status: &RcStatus) -> String {
+fn summary(status: &RcStatus) -> String {
     let replicas = status.replicas;
     let mut text = format!(
         "{} of {} pods scheduled, {} healthy",

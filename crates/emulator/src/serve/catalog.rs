@@ -27,15 +27,15 @@ pub(super) async fn answer(
         "catalog/nodes" => Subject::Nodes,
         _ => Subject::Services,
     };
-    let look = |tables: &Tables| look(&tables.catalog, parsed);
-    let answer = consul.read(Request::Catalog, subject, parsed.query()?, look).await?;
+    let select = |tables: &Tables| shown(&tables.catalog, parsed);
+    let answer = consul.read(Request::Catalog, subject, parsed.query()?, select).await?;
     let mut response = at(answer.index, json(parsed, &answer.value)?);
     let leader = HeaderValue::from_static("leader");
     response.headers_mut().insert("x-consul-effective-consistency", leader);
     Ok(response)
 }
 
-fn look(catalog: &Catalog, parsed: &ParsedRequest<'_>) -> Value {
+fn shown(catalog: &Catalog, parsed: &ParsedRequest<'_>) -> Value {
     let name = parsed.name;
     let meta = parsed.all("node-meta").map(|pair| pair.split_once(':').unwrap_or((pair, "")));
     let meta: Vec<(&str, &str)> = meta.collect();

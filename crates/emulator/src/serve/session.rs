@@ -57,16 +57,16 @@ async fn sessions(
     let answer: Result<_, StoreError> = match parsed.what {
         "session/info/" => {
             let id: SessionId = parse_id(named(parsed)?)?;
-            let look = |t: &crate::Tables| t.sessions.get(&id).cloned().into_iter().collect();
+            let select = |t: &crate::Tables| t.sessions.get(&id).cloned().into_iter().collect();
             consul
-                .read(Request::Session(parsed.name), Subject::Session(id.clone()), query, look)
+                .read(Request::Session(parsed.name), Subject::Session(id.clone()), query, select)
                 .await
         }
         what => {
             let node = (what == "session/node/").then_some(parsed.name);
             let here = |s: &&Session| node.is_none_or(|node| s.node == node);
-            let look = |t: &crate::Tables| t.sessions.all().filter(here).cloned().collect();
-            consul.read(Request::Sessions, Subject::Sessions, query, look).await
+            let select = |t: &crate::Tables| t.sessions.all().filter(here).cloned().collect();
+            consul.read(Request::Sessions, Subject::Sessions, query, select).await
         }
     };
     Ok(answer?)

@@ -18,8 +18,8 @@ async fn read(c: &Emulator, what: &str, query: Query) -> Answer<String> {
         "session" => {
             let id = SessionId::from(name);
             let subject = Subject::Session(id.clone());
-            let look = |t: &Tables| t.sessions.get(&id).is_some();
-            show(c.read(Request::Session(name), subject, query, look).await.unwrap())
+            let select = |t: &Tables| t.sessions.get(&id).is_some();
+            show(c.read(Request::Session(name), subject, query, select).await.unwrap())
         }
         "service" => {
             let subject = Subject::Service(name.to_owned());
