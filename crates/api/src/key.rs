@@ -40,24 +40,60 @@ impl LabelKind {
     }
 }
 
+/// Functions that build keys and prefixes: `name(arguments) -> Key = "path";`. The path is the first line of the docs.
+macro_rules! layout {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $kind:ident = $path:literal;)*) => {$(
+        #[doc = concat!("`", $path, "`")]
+        #[doc = ""]
+        $(#[$doc])*
+        #[must_use]
+        pub fn $name($($argument: $type),*) -> $kind {
+            $kind::of(format!($path))
+        }
+    )*};
+}
+
 // ---- square/p2's layer ------------------------------------------------------------------------------
 
-/// `replication_controllers/`
-#[must_use]
-pub fn rcs() -> Prefix {
-    Prefix::fixed("replication_controllers/")
-}
-
-/// `replication_controllers/<uuid>`
-#[must_use]
-pub fn rc(id: RcId) -> Key {
-    Key::of(format!("replication_controllers/{id}"))
-}
-
-/// `lock/replication_controllers/`: ownership locks have one segment below it, the other kinds two.
-#[must_use]
-pub fn rc_locks() -> Prefix {
-    Prefix::fixed("lock/replication_controllers/")
+layout! {
+    rcs() -> Prefix = "replication_controllers/";
+    rc(id: RcId) -> Key = "replication_controllers/{id}";
+    /// Ownership locks have one segment below it, the other kinds two.
+    rc_locks() -> Prefix = "lock/replication_controllers/";
+    /// Who owns the RC.
+    rc_lock(id: RcId) -> Key = "lock/replication_controllers/{id}";
+    /// p2's mutation lock, held while the RC is changed in several steps.
+    rc_mutation_lock(id: RcId) -> Key = "lock/replication_controllers/{id}/update";
+    /// Held by an outside system to forbid node transfers.
+    rc_transfer_lock(id: RcId) -> Key = "lock/replication_controllers/{id}/node_transfer";
+    node_labels(node: &NodeName) -> Key = "labels/node/{node}";
+    rc_labels(id: RcId) -> Key = "labels/replication_controller/{id}";
+    pod_labels(node: &NodeName, pod: &PodId) -> Key = "labels/pod/{node}/{pod}";
+    node_pod_labels(node: &NodeName) -> Prefix = "labels/pod/{node}/";
+    intents() -> Prefix = "intent/";
+    node_intents(node: &NodeName) -> Prefix = "intent/{node}/";
+    intent(node: &NodeName, pod: &PodId) -> Key = "intent/{node}/{pod}";
+    realities() -> Prefix = "reality/";
+    node_realities(node: &NodeName) -> Prefix = "reality/{node}/";
+    reality(node: &NodeName, pod: &PodId) -> Key = "reality/{node}/{pod}";
+    healths() -> Prefix = "health/";
+    /// The pods of one id on all nodes.
+    service_healths(service: &PodId) -> Prefix = "health/{service}/";
+    /// The service is the pod's id.
+    health(service: &PodId, node: &NodeName) -> Key = "health/{service}/{node}";
+    pod_statuses() -> Prefix = "status/pods/";
+    /// The pods of one id on all nodes.
+    statuses_of_pod(pod: &PodId) -> Prefix = "status/pods/{pod}/";
+    /// Status of a controller's pod, written by the node's agent.
+    ///
+    /// p2 writes `status/pods/<uuid>/preparer` here. Its programs require exactly four segments and ignore keys whose last
+    /// segment is not `preparer`, so no node may have that name ([`check_node_name`]).
+    pod_status(pod: &PodId, node: &NodeName) -> Key = "status/pods/{pod}/{node}";
+    rc_statuses() -> Prefix = "status/replication_controllers/";
+    /// Status of an RC, written by its owner farm.
+    rc_status(id: RcId) -> Key = "status/replication_controllers/{id}/rcfarm";
+    audit_logs() -> Prefix = "audit_logs/";
+    audit_log(id: Uuid) -> Key = "audit_logs/{id}";
 }
 
 /// Splits a key below a prefix of locks into the record and the lock; `None` is the ownership lock. Only p2's layout
@@ -70,127 +106,10 @@ pub fn split_lock<'k>(locks: &Prefix, tail: &'k str) -> (&'k str, Option<&'k str
     }
 }
 
-/// `lock/replication_controllers/<uuid>`: who owns the RC.
-#[must_use]
-pub fn rc_lock(id: RcId) -> Key {
-    Key::of(format!("lock/replication_controllers/{id}"))
-}
-
-/// `lock/replication_controllers/<uuid>/update` (p2's mutation lock): held while the RC is changed in several steps.
-#[must_use]
-pub fn rc_mutation_lock(id: RcId) -> Key {
-    Key::of(format!("lock/replication_controllers/{id}/update"))
-}
-
-/// `lock/replication_controllers/<uuid>/node_transfer`: held by an outside system to forbid node transfers.
-#[must_use]
-pub fn rc_transfer_lock(id: RcId) -> Key {
-    Key::of(format!("lock/replication_controllers/{id}/node_transfer"))
-}
-
 /// `labels/<kind>/`
 #[must_use]
 pub fn labels(kind: LabelKind) -> Prefix {
     Prefix(format!("labels/{}/", kind.segment()).into())
-}
-
-/// `labels/node/<node>`
-#[must_use]
-pub fn node_labels(node: &NodeName) -> Key {
-    Key::of(format!("labels/node/{node}"))
-}
-
-/// `labels/replication_controller/<uuid>`
-#[must_use]
-pub fn rc_labels(id: RcId) -> Key {
-    Key::of(format!("labels/replication_controller/{id}"))
-}
-
-/// `labels/pod/<node>/<pod id>`
-#[must_use]
-pub fn pod_labels(node: &NodeName, pod: &PodId) -> Key {
-    Key::of(format!("labels/pod/{node}/{pod}"))
-}
-
-/// `labels/pod/<node>/`
-#[must_use]
-pub fn node_pod_labels(node: &NodeName) -> Prefix {
-    Prefix(format!("labels/pod/{node}/").into())
-}
-
-/// `intent/`
-#[must_use]
-pub fn intents() -> Prefix {
-    Prefix::fixed("intent/")
-}
-
-/// `intent/<node>/`
-#[must_use]
-pub fn node_intents(node: &NodeName) -> Prefix {
-    Prefix(format!("intent/{node}/").into())
-}
-
-/// `intent/<node>/<pod id>`
-#[must_use]
-pub fn intent(node: &NodeName, pod: &PodId) -> Key {
-    Key::of(format!("intent/{node}/{pod}"))
-}
-
-/// `reality/`
-#[must_use]
-pub fn realities() -> Prefix {
-    Prefix::fixed("reality/")
-}
-
-/// `reality/<node>/`
-#[must_use]
-pub fn node_realities(node: &NodeName) -> Prefix {
-    Prefix(format!("reality/{node}/").into())
-}
-
-/// `reality/<node>/<pod id>`
-#[must_use]
-pub fn reality(node: &NodeName, pod: &PodId) -> Key {
-    Key::of(format!("reality/{node}/{pod}"))
-}
-
-/// `health/`
-#[must_use]
-pub fn healths() -> Prefix {
-    Prefix::fixed("health/")
-}
-
-/// `health/<service>/`: the pods of one id on all nodes.
-#[must_use]
-pub fn service_healths(service: &PodId) -> Prefix {
-    Prefix(format!("health/{service}/").into())
-}
-
-/// `health/<service>/<node>`; the service is the pod's id.
-#[must_use]
-pub fn health(service: &PodId, node: &NodeName) -> Key {
-    Key::of(format!("health/{service}/{node}"))
-}
-
-/// `status/pods/`
-#[must_use]
-pub fn pod_statuses() -> Prefix {
-    Prefix::fixed("status/pods/")
-}
-
-/// `status/pods/<pod id>/`: the pods of one id on all nodes.
-#[must_use]
-pub fn statuses_of_pod(pod: &PodId) -> Prefix {
-    Prefix(format!("status/pods/{pod}/").into())
-}
-
-/// `status/pods/<pod id>/<node>`: status of a controller's pod, written by the node's agent.
-///
-/// p2 writes `status/pods/<uuid>/preparer` here. Its programs require exactly four segments and ignore keys whose last
-/// segment is not `preparer`, so no node may have that name ([`check_node_name`]).
-#[must_use]
-pub fn pod_status(pod: &PodId, node: &NodeName) -> Key {
-    Key::of(format!("status/pods/{pod}/{node}"))
 }
 
 /// The pod and node of a listed `status/pods/…` or `health/…` key; `None` if it has another shape.
@@ -215,40 +134,6 @@ pub fn check_node_name(name: &NodeName) -> Result<(), InvalidText> {
     }
 }
 
-/// `status/replication_controllers/`
-#[must_use]
-pub fn rc_statuses() -> Prefix {
-    Prefix::fixed("status/replication_controllers/")
-}
-
-/// `status/replication_controllers/<uuid>/rcfarm`: status of an RC, written by its owner farm.
-#[must_use]
-pub fn rc_status(id: RcId) -> Key {
-    Key::of(format!("status/replication_controllers/{id}/rcfarm"))
-}
-
-/// `audit_logs/`
-#[must_use]
-pub fn audit_logs() -> Prefix {
-    Prefix::fixed("audit_logs/")
-}
-
-/// `audit_logs/<uuid v7>`
-#[must_use]
-pub fn audit_log(id: Uuid) -> Key {
-    Key::of(format!("audit_logs/{}", id.as_hyphenated()))
-}
-
-/// The id of a listed audit record, in [`audit_logs`] or [`namespaced_audit_logs`]; `None` if the key has another shape.
-#[must_use]
-pub fn audit_log_id(key: &str) -> Option<Uuid> {
-    let id = match namespaced_audit_logs().tail(key) {
-        Some(tail) => tail.split_once('/')?.1,
-        None => audit_logs().tail(key)?,
-    };
-    id.parse().ok()
-}
-
 // ---- ours -------------------------------------------------------------------------------------------
 
 /// Label of an RC: minimum number of healthy pods while others are removed or moved. It is here because it shares the
@@ -265,205 +150,71 @@ pub const JOB_UID_LABEL: &str = "rcfarm/job_uid";
 /// Label of a job's pod with the number of the attempt at its member.
 pub const ATTEMPT_LABEL: &str = "rcfarm/attempt";
 
-/// `rcfarm/layout`
-#[must_use]
-pub fn layout() -> Key {
-    Key::of("rcfarm/layout".to_owned())
+layout! {
+    layout() -> Key = "rcfarm/layout";
+    farms() -> Prefix = "rcfarm/farms/";
+    /// A live farm's presence, held by its session.
+    farm(name: &FarmName) -> Key = "rcfarm/farms/{name}";
+    nodes() -> Prefix = "rcfarm/nodes/";
+    node(name: &NodeName) -> Key = "rcfarm/nodes/{name}";
+    allocations() -> Prefix = "rcfarm/allocations/";
+    /// Allocations on a node, changed only by CAS.
+    allocation(node: &NodeName) -> Key = "rcfarm/allocations/{node}";
+    queues() -> Prefix = "rcfarm/queues/";
+    queue(name: &QueueName) -> Key = "rcfarm/queues/{name}";
+    queue_statuses() -> Prefix = "rcfarm/queue_status/";
+    /// Status of a queue, written by the scheduler's owner.
+    queue_status(name: &QueueName) -> Key = "rcfarm/queue_status/{name}";
+    pod_groups() -> Prefix = "rcfarm/pod_groups/";
+    pod_group(id: &Namespaced) -> Key = "rcfarm/pod_groups/{id}";
+    pod_group_statuses() -> Prefix = "rcfarm/pod_group_status/";
+    /// Status of a PodGroup, written by the scheduler's owner; also the write-ahead record of its placement.
+    pod_group_status(id: &Namespaced) -> Key = "rcfarm/pod_group_status/{id}";
+    schedulers() -> Prefix = "rcfarm/schedulers/";
+    scheduler(name: &ObjectName) -> Key = "rcfarm/schedulers/{name}";
+    scheduler_statuses() -> Prefix = "rcfarm/scheduler_status/";
+    /// Status of a scheduler, written by its owner farm.
+    scheduler_status(name: &ObjectName) -> Key = "rcfarm/scheduler_status/{name}";
+    scheduler_locks() -> Prefix = "lock/rcfarm/schedulers/";
+    /// Labels of schedulers, matched by a farm's selector.
+    scheduler_labels() -> Prefix = "labels/scheduler/";
+    jobs() -> Prefix = "rcfarm/jobs/";
+    /// A job's document.
+    job(id: &Namespaced) -> Key = "rcfarm/jobs/{id}";
+    job_statuses() -> Prefix = "rcfarm/job_status/";
+    /// Status of a job, written by its owner farm.
+    job_status(id: &Namespaced) -> Key = "rcfarm/job_status/{id}";
+    job_locks() -> Prefix = "lock/rcfarm/jobs/";
+    /// Ownership lock of a job.
+    job_lock(id: &Namespaced) -> Key = "lock/rcfarm/jobs/{id}";
+    /// Labels of jobs, matched by a farm's selector.
+    job_labels() -> Prefix = "labels/job/";
+    job_bell(id: &Namespaced) -> Key = "rcfarm/bell/job/{id}";
+    commands() -> Prefix = "rcfarm/commands/";
+    /// A command to a queue, executed once. Commands to jobs may be here, too; whoever may write here may command every
+    /// job.
+    command(id: Uuid) -> Key = "rcfarm/commands/{id}";
+    /// A command to a job of the namespace, executed once.
+    job_command(namespace: &Namespace, id: Uuid) -> Key = "rcfarm/commands/{namespace}/{id}";
+    /// What users changed in namespaces. Not below `audit_logs/`, where p2 expects a UUID.
+    namespaced_audit_logs() -> Prefix = "rcfarm/audit_logs/";
+    namespaced_audit_log(namespace: &Namespace, id: Uuid) -> Key = "rcfarm/audit_logs/{namespace}/{id}";
+    bells() -> Prefix = "rcfarm/bell/";
+    /// Sentinel that keeps the prefix of doorbells from being empty.
+    bell_sentinel() -> Key = "rcfarm/bell/_";
+    rc_bell(id: RcId) -> Key = "rcfarm/bell/rc/{id}";
+    /// An operator confirms that a prefix is meant to be as small as it is.
+    confirm_bell(farm: &FarmName) -> Key = "rcfarm/bell/confirm/{farm}";
 }
 
-/// `rcfarm/farms/`
+/// The id of a listed audit record, in [`audit_logs`] or [`namespaced_audit_logs`]; `None` if the key has another shape.
 #[must_use]
-pub fn farms() -> Prefix {
-    Prefix::fixed("rcfarm/farms/")
-}
-
-/// `rcfarm/farms/<farm>`: a live farm's presence, held by its session.
-#[must_use]
-pub fn farm(name: &FarmName) -> Key {
-    Key::of(format!("rcfarm/farms/{name}"))
-}
-
-/// `rcfarm/nodes/`
-#[must_use]
-pub fn nodes() -> Prefix {
-    Prefix::fixed("rcfarm/nodes/")
-}
-
-/// `rcfarm/nodes/<node>`
-#[must_use]
-pub fn node(name: &NodeName) -> Key {
-    Key::of(format!("rcfarm/nodes/{name}"))
-}
-
-/// `rcfarm/allocations/`
-#[must_use]
-pub fn allocations() -> Prefix {
-    Prefix::fixed("rcfarm/allocations/")
-}
-
-/// `rcfarm/allocations/<node>`: allocations on a node, changed only by CAS.
-#[must_use]
-pub fn allocation(node: &NodeName) -> Key {
-    Key::of(format!("rcfarm/allocations/{node}"))
-}
-
-/// `rcfarm/queues/`
-#[must_use]
-pub fn queues() -> Prefix {
-    Prefix::fixed("rcfarm/queues/")
-}
-
-/// `rcfarm/queues/<name>`
-#[must_use]
-pub fn queue(name: &QueueName) -> Key {
-    Key::of(format!("rcfarm/queues/{name}"))
-}
-
-/// `rcfarm/queue_status/`
-#[must_use]
-pub fn queue_statuses() -> Prefix {
-    Prefix::fixed("rcfarm/queue_status/")
-}
-
-/// `rcfarm/queue_status/<name>`: status of a queue, written by the scheduler's owner.
-#[must_use]
-pub fn queue_status(name: &QueueName) -> Key {
-    Key::of(format!("rcfarm/queue_status/{name}"))
-}
-
-/// `rcfarm/pod_groups/`
-#[must_use]
-pub fn pod_groups() -> Prefix {
-    Prefix::fixed("rcfarm/pod_groups/")
-}
-
-/// `rcfarm/pod_groups/<ns>/<name>`
-#[must_use]
-pub fn pod_group(id: &Namespaced) -> Key {
-    Key::of(format!("rcfarm/pod_groups/{id}"))
-}
-
-/// `rcfarm/pod_group_status/`
-#[must_use]
-pub fn pod_group_statuses() -> Prefix {
-    Prefix::fixed("rcfarm/pod_group_status/")
-}
-
-/// `rcfarm/pod_group_status/<ns>/<name>`: status of a PodGroup, written by the scheduler's owner; also the write-ahead
-/// record of its placement.
-#[must_use]
-pub fn pod_group_status(id: &Namespaced) -> Key {
-    Key::of(format!("rcfarm/pod_group_status/{id}"))
-}
-
-/// `rcfarm/schedulers/`
-#[must_use]
-pub fn schedulers() -> Prefix {
-    Prefix::fixed("rcfarm/schedulers/")
-}
-
-/// `rcfarm/schedulers/<name>`
-#[must_use]
-pub fn scheduler(name: &ObjectName) -> Key {
-    Key::of(format!("rcfarm/schedulers/{name}"))
-}
-
-/// `rcfarm/scheduler_status/`
-#[must_use]
-pub fn scheduler_statuses() -> Prefix {
-    Prefix::fixed("rcfarm/scheduler_status/")
-}
-
-/// `rcfarm/scheduler_status/<name>`: status of a scheduler, written by its owner farm.
-#[must_use]
-pub fn scheduler_status(name: &ObjectName) -> Key {
-    Key::of(format!("rcfarm/scheduler_status/{name}"))
-}
-
-/// `lock/rcfarm/schedulers/`
-#[must_use]
-pub fn scheduler_locks() -> Prefix {
-    Prefix::fixed("lock/rcfarm/schedulers/")
-}
-
-/// `labels/scheduler/`: labels of schedulers, matched by a farm's selector.
-#[must_use]
-pub fn scheduler_labels() -> Prefix {
-    Prefix::fixed("labels/scheduler/")
-}
-
-/// The namespace and name of a listed key below `prefix`; `None` if it has another shape.
-#[must_use]
-pub fn namespaced(prefix: &Prefix, key: &str) -> Option<Namespaced> {
-    prefix.tail(key)?.split_once('/')?;
-    prefix.tail(key)?.parse().ok()
-}
-
-/// `rcfarm/jobs/`
-#[must_use]
-pub fn jobs() -> Prefix {
-    Prefix::fixed("rcfarm/jobs/")
-}
-
-/// `rcfarm/jobs/<ns>/<name>`: a job's document.
-#[must_use]
-pub fn job(id: &Namespaced) -> Key {
-    Key::of(format!("rcfarm/jobs/{id}"))
-}
-
-/// `rcfarm/job_status/`
-#[must_use]
-pub fn job_statuses() -> Prefix {
-    Prefix::fixed("rcfarm/job_status/")
-}
-
-/// `rcfarm/job_status/<ns>/<name>`: status of a job, written by its owner farm.
-#[must_use]
-pub fn job_status(id: &Namespaced) -> Key {
-    Key::of(format!("rcfarm/job_status/{id}"))
-}
-
-/// `lock/rcfarm/jobs/`
-#[must_use]
-pub fn job_locks() -> Prefix {
-    Prefix::fixed("lock/rcfarm/jobs/")
-}
-
-/// `lock/rcfarm/jobs/<ns>/<name>`: ownership lock of a job.
-#[must_use]
-pub fn job_lock(id: &Namespaced) -> Key {
-    Key::of(format!("lock/rcfarm/jobs/{id}"))
-}
-
-/// `labels/job/`: labels of jobs, matched by a farm's selector.
-#[must_use]
-pub fn job_labels() -> Prefix {
-    Prefix::fixed("labels/job/")
-}
-
-/// `rcfarm/bell/job/<ns>/<name>`
-#[must_use]
-pub fn job_bell(id: &Namespaced) -> Key {
-    Key::of(format!("rcfarm/bell/job/{id}"))
-}
-
-/// `rcfarm/commands/`
-#[must_use]
-pub fn commands() -> Prefix {
-    Prefix::fixed("rcfarm/commands/")
-}
-
-/// `rcfarm/commands/<uuid v7>`: a command to a queue, executed once. Commands to jobs may be here, too; whoever may write
-/// here may command every job.
-#[must_use]
-pub fn command(id: Uuid) -> Key {
-    Key::of(format!("rcfarm/commands/{}", id.as_hyphenated()))
-}
-
-/// `rcfarm/commands/<ns>/<uuid v7>`: a command to a job of the namespace, executed once.
-#[must_use]
-pub fn job_command(namespace: &Namespace, id: Uuid) -> Key {
-    Key::of(format!("rcfarm/commands/{namespace}/{}", id.as_hyphenated()))
+pub fn audit_log_id(key: &str) -> Option<Uuid> {
+    let id = match namespaced_audit_logs().tail(key) {
+        Some(tail) => tail.split_once('/')?.1,
+        None => audit_logs().tail(key)?,
+    };
+    id.parse().ok()
 }
 
 /// The namespace, if there is one, and the id of a listed `rcfarm/commands/…` key; `None` if it has another shape.
@@ -477,40 +228,11 @@ pub fn namespace_and_command(key: &str) -> Option<(Option<Namespace>, Uuid)> {
     Some((namespace, Uuid::parse_str(id).ok()?))
 }
 
-/// `rcfarm/audit_logs/`: what users changed in namespaces. Not below `audit_logs/`, where p2 expects a UUID.
+/// The namespace and name of a listed key below `prefix`; `None` if it has another shape.
 #[must_use]
-pub fn namespaced_audit_logs() -> Prefix {
-    Prefix::fixed("rcfarm/audit_logs/")
-}
-
-/// `rcfarm/audit_logs/<ns>/<uuid v7>`
-#[must_use]
-pub fn namespaced_audit_log(namespace: &Namespace, id: Uuid) -> Key {
-    Key::of(format!("rcfarm/audit_logs/{namespace}/{}", id.as_hyphenated()))
-}
-
-/// `rcfarm/bell/`
-#[must_use]
-pub fn bells() -> Prefix {
-    Prefix::fixed("rcfarm/bell/")
-}
-
-/// `rcfarm/bell/_`: sentinel that keeps the prefix of doorbells from being empty.
-#[must_use]
-pub fn bell_sentinel() -> Key {
-    Key::of("rcfarm/bell/_".to_owned())
-}
-
-/// `rcfarm/bell/rc/<uuid>`
-#[must_use]
-pub fn rc_bell(id: RcId) -> Key {
-    Key::of(format!("rcfarm/bell/rc/{id}"))
-}
-
-/// `rcfarm/bell/confirm/<farm>`: an operator confirms that a prefix is meant to be as small as it is.
-#[must_use]
-pub fn confirm_bell(farm: &FarmName) -> Key {
-    Key::of(format!("rcfarm/bell/confirm/{farm}"))
+pub fn namespaced(prefix: &Prefix, key: &str) -> Option<Namespaced> {
+    prefix.tail(key)?.split_once('/')?;
+    prefix.tail(key)?.parse().ok()
 }
 
 /// The node and pod of a listed `intent/…`, `reality/…` or `labels/pod/…` key; `None` if it has another shape.

@@ -171,10 +171,8 @@ fn the_page_of_keys_has_every_path() {
     let layouts = sources().into_iter().filter(|path| path.ends_with("key.rs"));
     let source: String = layouts.map(|path| read(&path)).collect();
     let paths = source.lines().filter_map(|line| {
-        let line = line.trim();
-        let path = ["Prefix::fixed(\"", "Key::of(format!(\"", "Prefix(format!(\"", "Key::of(\""]
-            .iter()
-            .find_map(|begin| line.strip_prefix(begin))?;
+        let (_, path) =
+            [" -> Prefix = \"", " -> Key = \""].iter().find_map(|at| line.split_once(at))?;
         Some(path.split(['{', '"']).next().unwrap().to_owned())
     });
     let (page, paths) = (page("reference/keys.md"), paths.collect::<BTreeSet<String>>());

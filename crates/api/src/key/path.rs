@@ -99,7 +99,7 @@ impl Prefix {
         self.tail(key) == Some(SENTINEL)
     }
 
-    pub(super) fn fixed(text: &'static str) -> Prefix {
+    pub(super) fn of(text: String) -> Prefix {
         Prefix(text.into())
     }
 }
