@@ -1,76 +1,13 @@
-//! Manifests by anybody through the whole agent: taken, replaced and taken away. Nothing panics (libFuzzer's hook ends the
-//! process even if the panic is caught), and the pod beside them runs.
+//! Manifests through the whole agent; see `src/agent.rs`, which tests share.
 #![no_main]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-
 use libfuzzer_sys::fuzz_target;
-use rcfarm_api::Stored as _;
-use rcfarm_api::node::status::{NodePodPhase, PodStatus};
-use rcfarm_emulator::{Emulator, Settings};
-use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown};
-use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::{IdSource, monotonic};
-use rcfarm_store::{DeleteMode, Env, Key, PutMode, Query, Reader as _, Store as _};
-use rcfarm_testing::clock::VirtualClock;
-use rcfarm_testing::fake_driver::FakeDriver;
-use tokio_util::sync::CancellationToken;
 
-fn key(text: &str) -> Key {
-    Key::parse(text).expect("a legal key")
-}
-
-async fn put(consul: &Emulator, at: &str, value: &[u8]) {
-    let value = value.to_vec().into();
-    assert!(consul.put(&key(at), value, 0, PutMode::Set).await.expect("a write"));
-}
-
-async fn phase(consul: &Emulator, pod: &str) -> Option<NodePodPhase> {
-    let at = key(&format!("status/pods/{pod}/n"));
-    let entry = consul.get(&at, Query::PLAIN).await.expect("a read").value?;
-    Some(PodStatus::decode(&entry.value).expect("a status").phase)
-}
-
-async fn run(input: &[u8]) {
-    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-    let directory = directory.expect("a directory");
-    let ids = Arc::new(IdSource::from_seed(1));
-    let consul = Emulator::new(&Settings::default(), &ids);
-    let settings = AgentSettings {
-        name: "n".parse().expect("a name"),
-        address: "127.0.0.1".to_owned(),
-        http: None,
-        labels: BTreeMap::new(),
-        capacity: "cpu=4,gpu=2".parse().expect("a capacity"),
-        env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
-        data_dir: directory.path().join("data"),
-        session: SessionSettings::default(),
-        limits: Default::default(),
-        at_shutdown: AtShutdown::LeavePods,
-    };
-    let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);
-    let shutdown = CancellationToken::new();
-    let agent = Agent::new(settings, env, Arc::new(FakeDriver));
-    let agent = tokio::spawn(agent.run(shutdown.clone()));
-    let calm = b"id: calm\nlaunchables: {a: {launchable_type: process, command: [sleep, '1']}}\n";
-    put(&consul, "intent/n/calm", calm).await;
-    // The id is `x` in the seeds. A manifest with another id is refused.
-    for part in input.split(|byte| *byte == 0).take(3) {
-        put(&consul, "intent/n/x", part).await;
-        tokio::time::sleep(Duration::from_secs(3)).await;
-    }
-    let running = Some(NodePodPhase::Running);
-    assert_eq!(phase(&consul, "calm").await, running);
-    assert!(consul.delete(&key("intent/n/x"), DeleteMode::Always).await.expect("a write"));
-    tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!((phase(&consul, "calm").await, phase(&consul, "x").await), (running, None));
-    shutdown.cancel();
-    agent.await.expect("no panic").expect("an orderly end");
-}
+#[path = "../src/agent.rs"]
+mod agent;
 
 fuzz_target!(|input: &[u8]| {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_all().start_paused(true).build().expect("a runtime").block_on(run(input));
+    let runtime = runtime.enable_all().start_paused(true).build().expect("a runtime");
+    runtime.block_on(agent::run(input));
 });

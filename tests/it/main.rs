@@ -11,6 +11,7 @@ mod differential;
 mod documents;
 mod farm;
 mod faults;
+mod fuzzed;
 mod harness;
 mod image;
 mod node;
