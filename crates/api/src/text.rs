@@ -16,6 +16,17 @@ macro_rules! displays_as_text {
     };
 }
 
+/// `Display` of an enum without fields, as the name of the variant.
+macro_rules! displays_as_variant {
+    ($type:ident) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(&format!("{self:?}"))
+            }
+        }
+    };
+}
+
 /// Conversions for serde's `try_from` and `into`, by `FromStr` and `Display`.
 macro_rules! converts_as_text {
     ($type:ident) => {
@@ -33,4 +44,4 @@ macro_rules! converts_as_text {
     };
 }
 
-pub(crate) use {converts_as_text, displays_as_text};
+pub(crate) use {converts_as_text, displays_as_text, displays_as_variant};

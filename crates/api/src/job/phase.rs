@@ -1,8 +1,8 @@
 //! The phases of a job.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+
+use crate::text::displays_as_variant;
 
 /// Phase of a job; Volcano's ten.
 #[derive(
@@ -60,8 +60,4 @@ impl JobPhase {
     }
 }
 
-impl fmt::Display for JobPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
+displays_as_variant!(JobPhase);

@@ -23,6 +23,7 @@ use crate::command::CommandAction;
 use crate::ids::FarmName;
 use crate::job::phase::JobPhase;
 use crate::manifest::command_line::cut;
+use crate::text::displays_as_variant;
 
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -201,11 +202,7 @@ pub enum JobReason {
     Deleting,
 }
 
-impl std::fmt::Display for JobReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
+displays_as_variant!(JobReason);
 
 /// Phase of a member, in Kubernetes' words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::displays_as_variant;
+
 /// Phase of a group (`volcano.md` §2.5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PodGroupPhase {
@@ -35,11 +37,7 @@ impl PodGroupPhase {
     }
 }
 
-impl std::fmt::Display for PodGroupPhase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
+displays_as_variant!(PodGroupPhase);
 
 /// Reason of a group's phase. Fixed tokens: scripts and alerts match them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,8 +90,4 @@ impl PodGroupReason {
     }
 }
 
-impl std::fmt::Display for PodGroupReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
+displays_as_variant!(PodGroupReason);

@@ -11,6 +11,7 @@ use crate::Stored;
 use crate::Timestamp;
 use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
+use crate::text::displays_as_variant;
 
 /// Number of waiting groups that are listed.
 pub const WAITING_LISTED: usize = 20;
@@ -34,11 +35,7 @@ impl QueueState {
         [QueueState::Open, QueueState::Closed, QueueState::Closing, QueueState::Unknown];
 }
 
-impl std::fmt::Display for QueueState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
+displays_as_variant!(QueueState);
 
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::Index;
 use crate::Stored;
 use crate::ids::{FarmName, NodeName};
+use crate::text::displays_as_variant;
 use crate::{Timestamp, backoff};
 
 /// The status record.
@@ -176,11 +177,7 @@ pub enum RcReason {
     CannotStart,
 }
 
-impl std::fmt::Display for RcReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{self:?}"))
-    }
-}
+displays_as_variant!(RcReason);
 
 impl Stored for RcStatus {}
 
