@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::Labels;
+use crate::text::converts_as_text;
 
 /// A conjunction of requirements on labels.
 ///
