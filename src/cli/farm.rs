@@ -9,10 +9,9 @@ use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::{age, table};
 use crate::farm::records::FarmPresence;
-use rcfarm_api::Stored;
 use rcfarm_api::audit::{DeletionConfirmed, Details};
 use rcfarm_api::ids::FarmName;
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::Op;
 
 /// Commands about running farms

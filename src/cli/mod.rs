@@ -107,7 +107,6 @@ enum NodeCommand {
 }
 
 /// Runs the command in this process's arguments.
-#[must_use]
 pub fn main() -> ExitCode {
     let cli = match parse() {
         Ok(cli) => cli,

@@ -10,11 +10,9 @@ use std::time::Duration;
 use tracing::warn;
 
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
-use rcfarm_api::ResourceList;
-use rcfarm_api::Stored;
 use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::ids::{NodeName, PodId, RcId};
-use rcfarm_api::key;
+use rcfarm_api::{ResourceList, Stored, key};
 use rcfarm_store::cache::{Cache, CacheIndex, Overlay};
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{
@@ -93,7 +91,6 @@ pub struct AllocationIndex {
 
 impl AllocationIndex {
     /// RCs of which an allocation was removed or changed.
-    #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
         let pods = |of: &Self, node: &NodeName| {
             of.nodes.value(node).cloned().flatten().unwrap_or_default().pods
@@ -113,7 +110,6 @@ impl AllocationIndex {
     }
 
     /// Capacity and allocations of the nodes.
-    #[must_use]
     pub fn node_capacities(&self, capacities: &Capacities) -> NodeCapacities {
         node_capacities(&self.nodes.0, capacities, &NodeCapacities::default())
     }
@@ -173,7 +169,6 @@ pub struct AllocationCache {
 
 impl AllocationCache {
     /// A cache that is not read yet.
-    #[must_use]
     pub fn new(reader: Arc<dyn Reader>) -> Self {
         let tree = Cache::new(reader.clone(), key::allocations(), PACE);
         AllocationCache {
@@ -185,7 +180,6 @@ impl AllocationCache {
     }
 
     /// Capacity and allocations of the nodes, with this farm's own writes.
-    #[must_use]
     pub fn node_capacities(&self, capacities: &Capacities) -> NodeCapacities {
         let seen = self.tree.snapshot();
         let mut view = self.view();
@@ -202,7 +196,6 @@ impl AllocationCache {
     }
 
     /// Whether any node has a record of allocations.
-    #[must_use]
     pub fn is_used(&self) -> bool {
         self.tree.snapshot().value.len() > 0
     }
@@ -257,7 +250,6 @@ impl View {
 }
 
 /// The node whose allocations an operation writes or checks.
-#[must_use]
 pub fn booked_node(op: &Op) -> Option<NodeName> {
     let key: Option<&Key> = match op {
         Op::Cas { key, .. } | Op::CheckIndex { key, .. } => Some(key),

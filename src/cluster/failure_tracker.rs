@@ -89,7 +89,6 @@ impl NodeFailureTracker {
     }
 
     /// Whether pods of the record failed to start lately.
-    #[must_use]
     pub fn knows(&self, record: &str) -> bool {
         let first = RecordManifest { record: record.to_owned(), hash: 0 };
         self.manifests.range(first..).next().is_some_and(|(of, _)| of.record == record)
@@ -125,7 +124,6 @@ impl NodeFailureTracker {
     }
 
     /// Whether a node is suspect.
-    #[must_use]
     pub fn is_suspect(&self, node: &NodeName, now: Instant) -> bool {
         self.nodes.get(node).and_then(|failures| failures.until).is_some_and(|until| now < until)
     }

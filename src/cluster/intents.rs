@@ -20,7 +20,6 @@ pub enum Intent {
 
 impl Intent {
     /// Compares the intent at a place with the hash of the wanted manifest.
-    #[must_use]
     pub fn of(stored: Option<&Versioned<u64>>, wanted: u64) -> Intent {
         match stored {
             None => Intent::Missing,

@@ -74,31 +74,26 @@ impl PodLabels {
     }
 
     /// RCs of which a pod differs between the two.
-    #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<RcId> {
         let places = VersionedIndex::touched(&old.places, &new.places);
         places.flat_map(|place| [old.owner(place), new.owner(place)]).flatten().collect()
     }
 
     /// Whether a pod is gone from its place.
-    #[must_use]
     pub fn has_lost_pods(old: &Self, new: &Self) -> bool {
         VersionedIndex::has_lost_keys(&old.places, &new.places)
     }
 
-    #[must_use]
     pub fn jobs(&self) -> &JobPods {
         &self.jobs
     }
 
     /// Whether any pod belongs to a job.
-    #[must_use]
     pub fn has_pods_of_jobs(&self) -> bool {
         self.has_pods_of_jobs
     }
 
     /// The labels of the pod at a place.
-    #[must_use]
     pub fn get(&self, place: &PodRef) -> Option<&LabelledPod> {
         self.places.get(place)
     }
@@ -114,7 +109,6 @@ impl PodLabels {
     }
 
     /// The owner of the pod at a place.
-    #[must_use]
     pub fn owner(&self, place: &PodRef) -> Option<RcId> {
         self.places.value(place).and_then(|pod| pod.rc)
     }
@@ -127,7 +121,6 @@ impl PodLabels {
     }
 
     /// ModifyIndex of the labels at a place, and the owner that they name.
-    #[must_use]
     pub fn at(&self, place: &PodRef) -> Option<(Index, Option<RcId>)> {
         self.places.get(place).map(|pod| (pod.index, pod.value.rc))
     }

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rcfarm_api::ids::QueueName;
-use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord};
 use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_api::queue::spec::QueueRecord;
-use rcfarm_api::{FieldError, Stored};
+use rcfarm_api::{FieldError, Stored, key};
 use rcfarm_store::{Decoder, Entry, Prefix, Versioned, VersionedIndex};
 
 /// A queue's record, or why it cannot be decoded.

@@ -39,7 +39,6 @@ impl ClusterSnapshot {
     }
 
     /// Decodes `entries`. Those of other prefixes are ignored.
-    #[must_use]
     pub fn of(entries: &[Entry]) -> Self {
         ClusterSnapshot {
             nodes: index(&key::labels(LabelKind::Node), entries),
@@ -51,13 +50,11 @@ impl ClusterSnapshot {
 
     /// Whether a node may run pods. An agent without a session counts as down at once: a single read does not tell
     /// since when.
-    #[must_use]
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         self.records.readiness_without_grace(node)
     }
 
     /// Capacity and allocations of the nodes.
-    #[must_use]
     pub fn node_capacities(&self) -> NodeCapacities {
         self.allocations.node_capacities(&self.records.capacities)
     }

@@ -65,7 +65,6 @@ pub struct ClusterView {
 
 impl ClusterView {
     /// A view whose caches are not read yet.
-    #[must_use]
     pub fn new(reader: Arc<dyn Reader>, node_grace: Duration) -> Arc<Self> {
         let labels = |kind| key::labels(kind);
         Arc::new(ClusterView {
@@ -113,7 +112,6 @@ impl ClusterView {
     }
 
     /// Changes that the caches of pods, intents, nodes and health allow.
-    #[must_use]
     pub fn allowed_actions(&self) -> AllowedActions {
         if self.pods.snapshot().untrusted.is_some() || self.intents.snapshot().untrusted.is_some() {
             return AllowedActions::Nothing;
@@ -141,7 +139,6 @@ impl ClusterView {
     }
 
     /// Last reported health of the pod at a place.
-    #[must_use]
     pub fn reported(&self, place: &PodRef, fresh: Option<&FreshHealth>) -> HealthReport {
         let tree = self.health.snapshot();
         let reported = fresh.and_then(|fresh| fresh.reported(place, &tree));
@@ -149,7 +146,6 @@ impl ClusterView {
     }
 
     /// Whether a node may run pods.
-    #[must_use]
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         let now = monotonic();
         match self.records.snapshot().value.readiness(node, now, self.node_grace) {
@@ -161,7 +157,6 @@ impl ClusterView {
     }
 
     /// Whether rcfarm's agent runs the node's pods, or did so last.
-    #[must_use]
     pub fn has_agent(&self, node: &NodeName) -> bool {
         self.records.snapshot().value.nodes.get(node).is_some_and(|info| info.has_agent)
     }
@@ -218,26 +213,22 @@ impl ClusterView {
     }
 
     /// Address of a node's pods, if its record has one.
-    #[must_use]
     pub fn address(&self, node: &NodeName) -> Option<String> {
         let seen = self.records.snapshot();
         seen.value.nodes.get(node).map(|said| said.address.clone()).filter(|a| !a.is_empty())
     }
 
     /// Nodes that get no pods: not ready, or suspect.
-    #[must_use]
     pub fn unfit_nodes(&self) -> BTreeSet<NodeName> {
         self.not_ready().into_keys().collect()
     }
 
     /// Suspect nodes, and until when no pod is added there.
-    #[must_use]
     pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
         let failure_tracker = self.failure_tracker();
         failure_tracker.suspects(monotonic()).map(|(node, until)| (node.clone(), until)).collect()
     }
 
-    #[must_use]
     pub fn down_nodes(&self) -> BTreeSet<NodeName> {
         let (seen, now) = (self.records.snapshot(), monotonic());
         let down = |node: &&NodeName| {
@@ -247,25 +238,21 @@ impl ClusterView {
     }
 
     /// Labels of all nodes. The same `Arc` is returned while nothing changes.
-    #[must_use]
     pub fn node_labels(&self) -> Arc<NodeLabels> {
         self.nodes.snapshot().value.labels.clone()
     }
 
     /// Input for the placement of gangs.
-    #[must_use]
     pub fn fleet(&self) -> Fleet {
         let (labels, unfit) = (self.node_labels(), self.unfit_nodes());
         Fleet { labels, unfit, node_capacities: self.node_capacities() }
     }
 
     /// Capacity and allocations of the nodes.
-    #[must_use]
     pub fn node_capacities(&self) -> NodeCapacities {
         self.ledger.node_capacities(&self.records.snapshot().value.capacities)
     }
 
-    #[must_use]
     pub fn not_ready(&self) -> BTreeMap<NodeName, NodeReadiness> {
         let (seen, now) = (self.records.snapshot(), monotonic());
         let suspects = self.suspects().into_keys().map(|node| (node, NodeReadiness::Suspect));
@@ -280,7 +267,6 @@ impl ClusterView {
     }
 
     /// RCs that own the pods at `places`.
-    #[must_use]
     pub fn owners<'a>(&self, places: impl Iterator<Item = &'a PodRef>) -> BTreeSet<RcId> {
         let labels = self.pods.snapshot();
         places.filter_map(|place| labels.value.owner(place)).collect()

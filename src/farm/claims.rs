@@ -9,8 +9,7 @@ use futures_util::{StreamExt, stream};
 use tracing::{debug, warn};
 
 use super::kind::KindSpec;
-use rcfarm_api::ids::RecordId;
-use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_api::ids::{FarmName, RecordId, SessionId};
 use rcfarm_store::{Epoch, Op, Store, TxnLimits, TxnOutcome};
 
 /// Takes, releases and hands over locks under one session.

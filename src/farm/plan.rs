@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::records::{Locks, Peers, RecordLabels, Records};
 use rcfarm_api::Fnv1a;
-use rcfarm_api::ids::RecordId;
-use rcfarm_api::ids::{FarmName, SessionId};
+use rcfarm_api::ids::{FarmName, RecordId, SessionId};
 use rcfarm_api::labels::Selector;
 
 /// If its preferred farm has not claimed a record for this long, any farm may.

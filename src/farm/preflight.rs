@@ -5,9 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::RegisteredKind;
 use super::rights::readable_by_farms;
-use rcfarm_api::Index;
-use rcfarm_api::Stored;
-use rcfarm_api::key;
+use rcfarm_api::{Index, Stored, key};
 use rcfarm_store::{Key, PutMode, Query, Store, StoreError, may_read};
 
 /// Major version of the key layout that this program writes.
@@ -47,7 +45,6 @@ pub enum PreflightError {
 
 impl PreflightError {
     /// Whether trying again may help.
-    #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, PreflightError::Store(error) if error.is_retryable())
     }

@@ -7,9 +7,8 @@ use tracing::warn;
 
 use super::farm_loop::{Announced, Done, FarmLoop, SessionState};
 use super::records::FarmPresence;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{FarmName, SessionId};
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 

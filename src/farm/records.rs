@@ -6,12 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use rcfarm_api::Stored;
-use rcfarm_api::Timestamp;
-use rcfarm_api::ids::RecordId;
-use rcfarm_api::ids::{FarmName, NodeName, SessionId};
-use rcfarm_api::key;
+use rcfarm_api::ids::{FarmName, NodeName, RecordId, SessionId};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
+use rcfarm_api::{Stored, Timestamp, key};
 use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::{Decoder, Entry, Index, Op, Prefix, Versioned, VersionedIndex};
 
@@ -94,13 +91,11 @@ pub struct RecordLabels(pub VersionedIndex<LabelDecoder>);
 
 impl RecordLabels {
     /// The labels of `id`; `None` when they cannot be decoded.
-    #[must_use]
     pub fn of(&self, id: &RecordId) -> Option<Arc<Labels>> {
         self.0.get(id).map_or_else(|| Some(Arc::default()), |labels| labels.value.clone())
     }
 
     /// An operation that Consul refuses unless the labels of `id`, below `prefix`, are still the cached ones.
-    #[must_use]
     pub fn guard(&self, prefix: &Prefix, id: &RecordId) -> Option<Op> {
         let key = prefix.key_of(id.as_str())?;
         Some(match self.0.get(id) {
@@ -110,7 +105,6 @@ impl RecordLabels {
     }
 
     /// Whether `selector` matches the labels of `id`.
-    #[must_use]
     pub fn matches(&self, id: &RecordId, selector: &Selector) -> bool {
         if selector.is_everything() {
             return true;

@@ -20,14 +20,12 @@ pub enum WrittenBy {
 }
 
 /// Prefixes that every farm must be able to read.
-#[must_use]
 pub fn readable_by_farms<'s>(specs: impl IntoIterator<Item = &'s KindSpec>) -> BTreeSet<Prefix> {
     let of_kinds = specs.into_iter().flat_map(KindSpec::readable).cloned();
     of_kinds.chain([key::bells(), key::farms()]).collect()
 }
 
 /// All prefixes of the key layout, and who writes each.
-#[must_use]
 pub fn written_by(specs: &[KindSpec]) -> BTreeMap<Prefix, WrittenBy> {
     let mut prefixes = BTreeMap::new();
     for spec in specs {

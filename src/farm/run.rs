@@ -19,14 +19,12 @@ use super::records::{Doorbells, Peers};
 use super::settings::FarmSettings;
 use super::subscriptions::{Subscriptions, started};
 use super::wake_queue::{FarmEvent, WakeQueue};
-use rcfarm_api::backoff;
-use rcfarm_api::key;
-use rcfarm_store::Env;
+use rcfarm_api::{backoff, key};
 use rcfarm_store::cache::Cache;
-use rcfarm_store::failpoints;
 use rcfarm_store::session::{FarmMember, Keeper};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
+use rcfarm_store::{Env, failpoints};
 
 /// A session that is lost within this time of its beginning is followed by a pause, which grows with each further one.
 /// Claiming all records anew is the most expensive thing that a farm does.
@@ -52,7 +50,6 @@ pub struct Farm {
 }
 
 impl Farm {
-    #[must_use]
     pub fn new(settings: FarmSettings, env: Env, kinds: Vec<RegisteredKind>) -> Self {
         let placement = Arc::new(PlacementReport::default);
         Farm { context: FarmContext { settings, env, report: Arc::default(), placement }, kinds }
@@ -65,7 +62,6 @@ impl Farm {
     }
 
     /// State of the farm; stays readable while it runs.
-    #[must_use]
     pub fn report(&self) -> Arc<Mutex<FarmReport>> {
         self.context.report.clone()
     }

@@ -79,7 +79,6 @@ pub struct RcCaches {
 
 impl RcCaches {
     /// Caches that are not read yet.
-    #[must_use]
     pub fn new(reader: Arc<dyn Reader>, cluster: Arc<ClusterView>) -> Arc<Self> {
         Arc::new(RcCaches {
             cluster,
@@ -145,7 +144,6 @@ impl RcCaches {
     }
 
     /// The pods of an RC: from its owner's own writes where these are newer than the caches.
-    #[must_use]
     pub fn pods_of(&self, spec: &RcSpec, own: &OwnWrites, fresh: Option<&FreshHealth>) -> Pods {
         let (labels, intents) = (self.cluster.pods.snapshot(), self.cluster.intents.snapshot());
         let wanted = content_hash(spec.manifest.text().as_bytes());
@@ -170,7 +168,6 @@ impl RcCaches {
     }
 
     /// What occupies the slot of the RC's pod id on `node`.
-    #[must_use]
     pub fn slot(&self, spec: &RcSpec, own: &OwnWrites, node: &NodeName) -> SlotState {
         let place = PodRef { node: node.clone(), pod: spec.manifest.id().clone() };
         let (labels, intents) = (self.cluster.pods.snapshot(), self.cluster.intents.snapshot());
@@ -190,7 +187,6 @@ impl RcCaches {
     }
 
     /// Nodes of `pods` whose pods are healthy. A node that is down counts as unhealthy, whatever was reported last.
-    #[must_use]
     pub fn healthy_nodes(&self, pods: &Pods) -> BTreeSet<NodeName> {
         let healthy = pods.iter().filter(|(place, pod)| {
             pod.health == Health::Passing

@@ -9,12 +9,11 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
-use super::Pods;
 use super::caches::{OwnWrites, RcCaches};
-use super::events;
 use super::plan::{PlannedCondition, ReplicationPlan, TransferPlan};
 use super::statuses::ExpectedIndex;
 use super::writes::{self, BatchError};
+use super::{Pods, events};
 use crate::cluster::ClusterView;
 use crate::cluster::allocations::booked_node;
 use crate::cluster::health::FreshHealth;
@@ -25,12 +24,10 @@ use crate::farm::kind::{
 use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::audit::AuditRecord;
-use rcfarm_api::ids::PodRef;
-use rcfarm_api::ids::{NodeName, RcId};
-use rcfarm_api::key;
+use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
-use rcfarm_api::{FieldError, Timestamp};
+use rcfarm_api::{FieldError, Timestamp, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, TokenBucket};
 

@@ -2,9 +2,8 @@
 
 use uuid::Uuid;
 
-use super::Pods;
 use super::plan::PodStep;
-use super::writes;
+use super::{Pods, writes};
 use crate::farm::kind::ControllerContext;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, NodeTransfer, Retarget};
 use rcfarm_api::ids::NodeName;

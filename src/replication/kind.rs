@@ -23,7 +23,6 @@ use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::{Index, StoreError};
 
 /// Replication controllers as a kind of record.
-#[must_use]
 pub fn spec() -> KindSpec {
     KindSpec {
         check_name,
@@ -88,7 +87,6 @@ pub struct RcKind {
 
 impl RcKind {
     /// The kind on the caches of its farm.
-    #[must_use]
     pub fn new(ctx: ControllerContext, caches: Arc<RcCaches>, placement: PlacementSources) -> Self {
         RcKind { ctx, caches, placement }
     }

@@ -13,11 +13,9 @@ use tracing::warn;
 
 use crate::farm::claim_read::ClaimRead;
 use crate::farm::status_chain::{ChainedStatus, Revisioned};
-use rcfarm_api::Stored;
-use rcfarm_api::backoff;
 use rcfarm_api::ids::RcId;
-use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
+use rcfarm_api::{Stored, backoff, key};
 use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Entry, Index, Query, Reader, StoreError};
 

@@ -23,11 +23,9 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
 use crate::placement::{ScheduleError, ScheduleRequest, WantedNodes};
-use rcfarm_api::backoff;
-use rcfarm_api::ids::NodeName;
-use rcfarm_api::ids::PodRef;
-use rcfarm_api::key;
+use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Transfer};
+use rcfarm_api::{backoff, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op};
 

@@ -6,8 +6,7 @@ use super::Pods;
 use super::plan::{Drift, PodStep, RcPod};
 use crate::cluster::intents::Intent;
 use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
-use rcfarm_api::ids::NodeName;
-use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, encode_labels};
 use rcfarm_api::node::Health;
@@ -71,7 +70,6 @@ fn renamed(spec: &RcSpec, pod_ref: &PodRef) -> PodRef {
 }
 
 /// Operations of one step, each guarded by an observed index.
-#[must_use]
 pub fn ops(spec: &RcSpec, step: &PodStep) -> Vec<Op> {
     match step {
         PodStep::Add { pod_ref, intent } => vec![
@@ -226,7 +224,6 @@ pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
 pub const UNCOMMITTED: Index = Index(u64::MAX);
 
 /// The pods after `steps`, which are not committed yet.
-#[must_use]
 pub fn after(pods: &Pods, spec: &RcSpec, steps: &[PodStep]) -> Pods {
     let mut pods = pods.clone();
     steps.iter().for_each(|step| apply(&mut pods, spec, step, UNCOMMITTED));
@@ -234,7 +231,6 @@ pub fn after(pods: &Pods, spec: &RcSpec, steps: &[PodStep]) -> Pods {
 }
 
 /// Nodes that steps add to, remove from and repair, for the audit record.
-#[must_use]
 pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>) {
     let (mut added, mut removed, mut repaired) = (Vec::new(), Vec::new(), Vec::new());
     for step in steps {
@@ -249,7 +245,6 @@ pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>)
 }
 
 /// Nodes that have a pod.
-#[must_use]
 pub fn node_set(pods: &Pods) -> BTreeSet<NodeName> {
     pods.keys().map(|pod_ref| pod_ref.node.clone()).collect()
 }

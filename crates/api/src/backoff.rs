@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 /// The pause before attempt `attempt` (from 0): `base` doubled each time, at most `max`.
-#[must_use]
 pub fn backoff(base: Duration, max: Duration, attempt: u32) -> Duration {
     base.saturating_mul(2u32.saturating_pow(attempt.min(30))).min(max)
 }

@@ -56,7 +56,6 @@ impl FieldError {
     }
 
     /// Problem and fix, for a message that names the field itself.
-    #[must_use]
     pub fn reason(&self) -> String {
         match self.fix.as_str() {
             "" => self.problem.clone(),
@@ -65,7 +64,6 @@ impl FieldError {
     }
 
     /// All errors in one line.
-    #[must_use]
     pub fn list(all: &[FieldError]) -> String {
         all.iter().map(FieldError::to_string).collect::<Vec<_>>().join(" · ")
     }

@@ -26,7 +26,6 @@ impl Fnv1a {
 }
 
 /// The hash of `bytes`.
-#[must_use]
 pub fn content_hash(bytes: &[u8]) -> u64 {
     let mut hash = Fnv1a::default();
     hash.update(bytes);

@@ -42,7 +42,6 @@ macro_rules! name {
 
         impl $type {
             /// The name as text.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -144,7 +143,6 @@ pub struct SessionId(pub Arc<str>);
 
 impl SessionId {
     /// The id as Consul writes it.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -166,7 +164,6 @@ pub struct RecordId(Arc<str>);
 
 impl RecordId {
     /// The name as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -98,7 +98,6 @@ layout! {
 
 /// Splits a key below a prefix of locks into the record and the lock; `None` is the ownership lock. Only p2's layout
 /// has other locks; below `rcfarm/` a record's name may have two segments.
-#[must_use]
 pub fn split_lock<'k>(locks: &Prefix, tail: &'k str) -> (&'k str, Option<&'k str>) {
     match tail.split_once('/') {
         Some((record, lock)) if *locks == rc_locks() => (record, Some(lock)),
@@ -107,13 +106,11 @@ pub fn split_lock<'k>(locks: &Prefix, tail: &'k str) -> (&'k str, Option<&'k str
 }
 
 /// `labels/<kind>/`
-#[must_use]
 pub fn labels(kind: LabelKind) -> Prefix {
     Prefix(format!("labels/{}/", kind.segment()).into())
 }
 
 /// The pod and node of a listed `status/pods/…` or `health/…` key; `None` if it has another shape.
-#[must_use]
 pub fn pod_and_node(prefix: &Prefix, key: &str) -> Option<(PodId, NodeName)> {
     let (pod, node) = prefix.tail(key)?.split_once('/')?;
     Some((pod.parse().ok()?, node.parse().ok()?))
@@ -229,14 +226,12 @@ pub fn namespace_and_command(key: &str) -> Option<(Option<Namespace>, Uuid)> {
 }
 
 /// The namespace and name of a listed key below `prefix`; `None` if it has another shape.
-#[must_use]
 pub fn namespaced(prefix: &Prefix, key: &str) -> Option<Namespaced> {
     prefix.tail(key)?.split_once('/')?;
     prefix.tail(key)?.parse().ok()
 }
 
 /// The node and pod of a listed `intent/…`, `reality/…` or `labels/pod/…` key; `None` if it has another shape.
-#[must_use]
 pub fn node_and_pod(prefix: &Prefix, key: &str) -> Option<(NodeName, PodId)> {
     let (node, pod) = prefix.tail(key)?.split_once('/')?;
     Some((node.parse().ok()?, pod.parse().ok()?))

@@ -160,14 +160,12 @@ impl Consul {
     }
 
     /// Base URL of all requests, such as `http://127.0.0.1:8500/`.
-    #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
     /// Number of requests since the start, by kind: `read`, `blocking_read`, `write`, `transaction`, `session`,
     /// `heartbeat`, `agent`.
-    #[must_use]
     pub fn requests(&self) -> BTreeMap<&'static str, u64> {
         let counts = Call::NAMES.iter().zip(&self.counts);
         counts.map(|((_, name), count)| (*name, count.load(Ordering::Relaxed))).collect()

@@ -1,8 +1,7 @@
 //! Settings of the connection to Consul, with the names of Consul's own tools (`peers.md` §5.1).
 
-use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use reqwest::Url;
 
@@ -125,7 +124,6 @@ impl Pem {
 impl ConsulConfig {
     /// The settings of the environment, read by `lookup`. Empty variables count as unset. An invalid boolean is ignored
     /// with a warning, as in Consul's tools.
-    #[must_use]
     pub fn from_env(lookup: impl Fn(&str) -> Option<String>) -> Self {
         let text = |name: &str| lookup(name).filter(|v| !v.is_empty());
         let path = |name: &str| text(name).map(PathBuf::from);

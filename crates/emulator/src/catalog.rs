@@ -39,7 +39,6 @@ impl Status {
     }
 
     /// The state of Consul's name.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Status> {
         [Status::Passing, Status::Warning, Status::Critical]
             .into_iter()
@@ -186,7 +185,6 @@ pub struct Catalog {
 
 impl Catalog {
     /// A node by name.
-    #[must_use]
     pub fn node(&self, name: &str) -> Option<&CatalogNode> {
         self.nodes.get(name)
     }
@@ -207,13 +205,11 @@ impl Catalog {
     }
 
     /// A check by node and id.
-    #[must_use]
     pub fn check(&self, node: &str, id: &str) -> Option<&CatalogCheck> {
         self.checks.get(&(node.to_owned(), id.to_owned()))
     }
 
     /// A service instance by node and id.
-    #[must_use]
     pub fn service(&self, node: &str, id: &str) -> Option<&Service> {
         self.services.get(&(node.to_owned(), id.to_owned()))
     }
@@ -232,7 +228,6 @@ impl Catalog {
     }
 
     /// The instances of a service as the port returns them.
-    #[must_use]
     pub fn health(&self, service: &str) -> Vec<ServiceHealth> {
         self.services()
             .filter(|(_, _, s)| s.name == service)
@@ -245,7 +240,6 @@ impl Catalog {
 
     /// The index of a read of one service: the first that exists of its last change, the last deregistration of any
     /// service, and the catalog's index.
-    #[must_use]
     pub fn service_index(&self, service: &str) -> Index {
         self.by_service
             .get(service)
@@ -255,25 +249,21 @@ impl Catalog {
     }
 
     /// The index of the node table.
-    #[must_use]
     pub fn node_index(&self) -> Index {
         self.newest_node
     }
 
     /// The index of the service table.
-    #[must_use]
     pub fn services_index(&self) -> Index {
         self.newest_service
     }
 
     /// The index of the check table.
-    #[must_use]
     pub fn check_index(&self) -> Index {
         self.newest_check
     }
 
     /// The index of the last change of the catalog.
-    #[must_use]
     pub fn index(&self) -> Index {
         self.newest_node.max(self.newest_service).max(self.newest_check)
     }

@@ -34,7 +34,6 @@ pub enum Request<'a> {
 
 impl Request<'_> {
     /// Whether the request can change the state. If its reply is lost, the client does not know the outcome.
-    #[must_use]
     pub fn writes(&self) -> bool {
         match self {
             Request::Txn(ops) => ops.iter().any(|op| op.verb.writes()),
@@ -91,7 +90,6 @@ impl Fate {
         Fate { before: Duration::ZERO, outcome: FaultOutcome::Deliver, after: Duration::ZERO };
 
     /// This outcome without delay.
-    #[must_use]
     pub fn of(outcome: FaultOutcome) -> Fate {
         Fate { outcome, ..Fate::DELIVER }
     }

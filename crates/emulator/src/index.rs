@@ -42,7 +42,6 @@ pub enum Subject {
 
 impl Tables {
     /// The `X-Consul-Index` of a read; at least 1, so that a wait on it blocks.
-    #[must_use]
     pub fn index_of(&self, subject: &Subject) -> Index {
         let index = match subject {
             Subject::Key(key) => self.kv.key_index(key),

@@ -31,7 +31,6 @@ pub struct Kv {
 
 impl Kv {
     /// The entry of a key.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Arc<Entry>> {
         self.entries.get(key)
     }
@@ -42,7 +41,6 @@ impl Kv {
     }
 
     /// Keys that begin with `prefix`. With a separator, each is cut after its first occurrence past the prefix.
-    #[must_use]
     pub fn keys(&self, prefix: &str, separator: Option<&str>) -> Vec<String> {
         let whole = below(&self.entries, prefix).map(|(key, _)| key.as_str());
         let Some(separator) = separator.filter(|s| !s.is_empty()) else {
@@ -70,26 +68,22 @@ impl Kv {
     }
 
     /// Number of keys.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether there is no key.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// The index of a read of one key: its ModifyIndex, or the table's index if it does not exist.
-    #[must_use]
     pub fn key_index(&self, key: &str) -> Index {
         self.get(key).map_or(self.newest, |entry| entry.modify_index)
     }
 
     /// The index of a read of a prefix: the newest of its entries and tombstones. Without any, and for the empty prefix,
     /// the table's index.
-    #[must_use]
     pub fn prefix_index(&self, prefix: &str) -> Index {
         if prefix.is_empty() {
             return self.newest;

@@ -143,7 +143,6 @@ impl Default for Emulator {
 impl Emulator {
     /// An empty Consul. Session ids and jitter are drawn from forks of `ids`. Time is tokio's: pause its clock before
     /// this call, not after.
-    #[must_use]
     pub fn new(settings: &Settings, ids: &IdSource) -> Self {
         let state = State {
             model: Model::new(&settings.node, settings.max_ops, ids.fork()),
@@ -162,7 +161,6 @@ impl Emulator {
     }
 
     /// A client of another node's agent. The node is added if it does not exist.
-    #[must_use]
     pub fn at_node(&self, node: &str) -> Self {
         self.with(|state, now| {
             let step = state.model.add_agent(now, node);
@@ -172,7 +170,6 @@ impl Emulator {
     }
 
     /// A client with these faults. Other clients are not affected.
-    #[must_use]
     pub fn with_faults(&self, faults: Arc<dyn Faults>) -> Self {
         self.with(|state, _| {
             state.remembered.get_or_insert_default();
@@ -181,7 +178,6 @@ impl Emulator {
     }
 
     /// The node of this client's agent.
-    #[must_use]
     pub fn node(&self) -> &str {
         &self.node
     }
@@ -194,7 +190,6 @@ impl Emulator {
     }
 
     /// A copy of the whole state.
-    #[must_use]
     pub fn snapshot(&self) -> Tables {
         self.with(|state, _| state.model.tables().clone())
     }
@@ -236,13 +231,11 @@ impl Emulator {
     }
 
     /// Number of blocked reads, by prefix.
-    #[must_use]
     pub fn blocked_by_prefix(&self) -> BTreeMap<String, usize> {
         self.with(|state, _| state.watchers.by_prefix())
     }
 
     /// Number of blocked reads.
-    #[must_use]
     pub fn blocked(&self) -> usize {
         self.with(|state, _| state.watchers.len())
     }

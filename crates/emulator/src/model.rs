@@ -81,7 +81,6 @@ pub struct Model {
 
 impl Model {
     /// An empty Consul with one agent on `node`. Session ids are drawn from `ids`.
-    #[must_use]
     pub fn new(node: &str, max_ops: usize, ids: IdSource) -> Self {
         let mut model = Model {
             tables: Tables { index: Index(10), ..Tables::default() },
@@ -96,13 +95,11 @@ impl Model {
     }
 
     /// The current state.
-    #[must_use]
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
     /// When the next timer is due.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.timers.next()
     }

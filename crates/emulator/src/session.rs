@@ -91,19 +91,16 @@ pub struct Session {
 
 impl Session {
     /// Whether this check ends the session when critical.
-    #[must_use]
     pub fn needs(&self, check: &str) -> bool {
         self.node_checks.iter().chain(&self.service_checks).any(|c| c == check)
     }
 
     /// How long nobody can acquire its locks after it ended, 0 to 60 s.
-    #[must_use]
     pub fn closed_for(&self) -> Duration {
         duration::from_nanos(self.lock_delay).min(MAX_LOCK_DELAY)
     }
 
     /// The session as the port returns it.
-    #[must_use]
     pub fn info(&self) -> SessionInfo {
         SessionInfo {
             id: self.id.clone(),
@@ -128,7 +125,6 @@ pub enum SessionChange {
 
 impl SessionChange {
     /// The session that was created or ended.
-    #[must_use]
     pub fn session(&self) -> &Session {
         match self {
             SessionChange::Created(session) | SessionChange::Ended(session, _) => session,
@@ -156,7 +152,6 @@ pub struct Sessions {
 
 impl Sessions {
     /// A session by id.
-    #[must_use]
     pub fn get(&self, id: &SessionId) -> Option<&Session> {
         self.by_id.get(id)
     }
@@ -167,7 +162,6 @@ impl Sessions {
     }
 
     /// The index of the table, which every read of sessions returns.
-    #[must_use]
     pub fn index(&self) -> Index {
         self.newest
     }

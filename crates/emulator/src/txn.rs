@@ -32,7 +32,6 @@ pub enum Verb {
 
 impl Verb {
     /// The verb of Consul's name.
-    #[must_use]
     pub fn parse(word: &str) -> Verb {
         match word {
             "set" => Verb::Set,
@@ -52,7 +51,6 @@ impl Verb {
     }
 
     /// Whether it can change the state. A transaction without such a verb is a read and takes no index.
-    #[must_use]
     pub fn writes(&self) -> bool {
         matches!(
             self,
@@ -86,7 +84,6 @@ pub struct KvOp {
 
 impl KvOp {
     /// An operation with a key and no other arguments.
-    #[must_use]
     pub fn new(verb: Verb, key: impl Into<String>) -> Self {
         let (value, session) = (Bytes::new(), String::new());
         KvOp { verb, key: key.into(), value, flags: 0, index: Index::ZERO, session }

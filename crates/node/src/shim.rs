@@ -50,7 +50,6 @@ const SIGNAL_BEFORE: u64 = 3_000;
 const KILL_BEFORE: u64 = 1_000;
 
 /// Milliseconds since boot, including suspension. Leases use this clock.
-#[must_use]
 pub fn since_boot() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let part = |n: i64| u64::try_from(n).unwrap_or(0);
@@ -58,7 +57,6 @@ pub fn since_boot() -> u64 {
 }
 
 /// Start time of a process, in clock ticks since boot. `None` if the process is gone or a zombie.
-#[must_use]
 pub fn start_ticks(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may contain spaces and parentheses. The state is the first field after it.

@@ -13,9 +13,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId};
-use rcfarm_api::key;
+use rcfarm_api::{Timestamp, key};
 use rcfarm_store::time::Clock;
 use rcfarm_store::watch::TreeWatch;
 use rcfarm_store::{Entry, Op, Query, Reader, Store, StoreError, Txn, TxnLimits};

@@ -27,13 +27,12 @@ use serde_json::Value;
 
 use super::agent::health::{HealthCheck, Probe, Thresholds};
 use super::agent::restart::RestartPolicy;
-use rcfarm_api::FieldError;
-use rcfarm_api::ResourceList;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::{
     HealthStanza, LaunchableStanza, LimitsStanza, Manifest, PodManifest, ProcessDurations,
     ProcessStanza, RestartStanza, RestartWhen, plain,
 };
+use rcfarm_api::{FieldError, ResourceList};
 
 /// A pod as its node runs it, with defaults set.
 #[derive(Debug, Clone, PartialEq)]

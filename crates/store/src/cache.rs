@@ -79,14 +79,12 @@ impl<T> Clone for Snapshot<T> {
 
 impl<T> Snapshot<T> {
     /// Whether the prefix was read at least once.
-    #[must_use]
     pub fn is_read(&self) -> bool {
         self.asked.is_some()
     }
 
     /// Whether a write that was committed at `index`, and answered at `at`, is in the snapshot. The index alone does
     /// not tell: it decreases when Consul drops tombstones (`consul-semantics.md` §4.4).
-    #[must_use]
     pub fn shows(&self, index: Index, at: Option<Instant>) -> bool {
         let surely_later = |at: Instant| self.asked.is_some_and(|asked| asked > at + SURELY_LATER);
         self.index >= index || at.is_some_and(surely_later)
@@ -99,7 +97,6 @@ impl<T> Snapshot<T> {
     }
 
     /// Whether it is trusted as `then`, and was all the time in between.
-    #[must_use]
     pub fn is_trusted_as(&self, then: &Self) -> bool {
         (self.untrusted, self.doubts) == (then.untrusted, then.doubts)
     }
@@ -145,13 +142,11 @@ const FULL_EVERY: Duration = Duration::from_secs(300);
 
 impl<T: CacheIndex> Cache<T> {
     /// A cache to be watched with `poll_policy`.
-    #[must_use]
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
         Self::build(reader, prefix, poll_policy, false)
     }
 
     /// A cache with the mass deletion guard: it is untrusted when it suddenly shrinks.
-    #[must_use]
     pub fn guarded(reader: Arc<dyn Reader>, prefix: Prefix, poll_policy: PollPolicy) -> Arc<Self> {
         Self::build(reader, prefix, poll_policy, true)
     }
@@ -178,13 +173,11 @@ impl<T: CacheIndex> Cache<T> {
     }
 
     /// The prefix.
-    #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
     }
 
     /// The last snapshot.
-    #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot<T>> {
         self.lock().clone()
     }

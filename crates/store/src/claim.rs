@@ -34,7 +34,6 @@ struct EpochInner {
 
 impl Epoch {
     /// An epoch with the local deadline `good_until`.
-    #[must_use]
     pub fn new(session: SessionId, good_until: Instant) -> Self {
         Epoch {
             inner: Arc::new(EpochInner {
@@ -47,7 +46,6 @@ impl Epoch {
     }
 
     /// The Consul session.
-    #[must_use]
     pub fn session(&self) -> &SessionId {
         &self.inner.session
     }
@@ -59,13 +57,11 @@ impl Epoch {
     }
 
     /// The local deadline: after it, this process starts no write.
-    #[must_use]
     pub fn good_until(&self) -> Instant {
         self.inner.base + Duration::from_nanos(self.inner.extended.load(Ordering::SeqCst))
     }
 
     /// Whether a write may be started now. Ends the epoch if the deadline has passed.
-    #[must_use]
     pub fn is_live(&self) -> bool {
         if self.inner.ended.is_cancelled() {
             return false;
@@ -98,26 +94,22 @@ pub struct Claim {
 
 impl Claim {
     /// A claim on `lock`. The caller has just read that the epoch's session holds it.
-    #[must_use]
     pub fn new(lock: Key, epoch: Epoch) -> Self {
         let lost = epoch.inner.ended.child_token();
         Claim { lock, epoch, lost }
     }
 
     /// The lock key.
-    #[must_use]
     pub fn lock(&self) -> &Key {
         &self.lock
     }
 
     /// The epoch of the session that holds it.
-    #[must_use]
     pub fn epoch(&self) -> &Epoch {
         &self.epoch
     }
 
     /// The operation by which Consul refuses a transaction unless the session holds the lock at that moment.
-    #[must_use]
     pub fn fence(&self) -> Op {
         if enabled(Failpoint::NoFence) {
             return Op::GetTree { prefix: super::key::rc_locks() };
@@ -126,7 +118,6 @@ impl Claim {
     }
 
     /// Whether a write may be started under this claim.
-    #[must_use]
     pub fn is_live(&self) -> bool {
         !self.lost.is_cancelled() && self.epoch.is_live()
     }
@@ -169,13 +160,11 @@ impl std::fmt::Debug for Writer {
 
 impl Writer {
     /// A writer that sends each transaction alone.
-    #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
         Writer { store, batcher: None }
     }
 
     /// A writer that concatenates waiting transactions of several claims up to `limits`.
-    #[must_use]
     pub fn together(store: Arc<dyn Store>, limits: TxnLimits) -> Self {
         let batcher = Some(Arc::new(CommitBatcher::new(store.clone(), limits)));
         Writer { store, batcher }

@@ -21,7 +21,6 @@ pub struct Env {
 
 impl Env {
     /// An environment whose session keeper shares the runtime and the client of everything else.
-    #[must_use]
     pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, ids: Arc<IdSource>) -> Env {
         Env { keeper: KeeperRuntime::shared(store.clone()), store, clock, ids }
     }

@@ -79,7 +79,6 @@ pub enum StoreError {
 
 impl StoreError {
     /// Whether the same request may succeed later.
-    #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
@@ -92,7 +91,6 @@ impl StoreError {
     }
 
     /// Whether the request was applied, if it was a write.
-    #[must_use]
     pub fn verdict(&self) -> RetryVerdict {
         match self {
             StoreError::Timeout { .. }
@@ -103,7 +101,6 @@ impl StoreError {
     }
 
     /// Whether a write that failed so may have been applied.
-    #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         self.verdict() == RetryVerdict::Unknown
     }

@@ -117,7 +117,6 @@ pub fn drop_guards(ops: &mut [Op]) {
 #[cfg(not(feature = "failpoints"))]
 mod inert {
     /// Whether a layer is switched off.
-    #[must_use]
     pub const fn enabled(_: super::Failpoint) -> bool {
         false
     }
@@ -128,7 +127,6 @@ mod inert {
     }
 
     /// `None`: the default thresholds.
-    #[must_use]
     pub const fn sizes() -> Option<crate::Sizes> {
         None
     }
@@ -154,20 +152,17 @@ mod live {
     }
 
     /// Whether a layer is switched off on this thread.
-    #[must_use]
     pub fn enabled(failpoint: Failpoint) -> bool {
         ENABLED.with_borrow(|enabled| enabled.contains(&failpoint))
     }
 
     /// Switches layers off on this thread until dropped.
-    #[must_use]
     pub fn enable(failpoints: &[Failpoint]) -> EnabledFailpoints {
         ENABLED.set(failpoints.iter().copied().collect());
         EnabledFailpoints(())
     }
 
     /// Thresholds of incremental reads on this thread; `None`: the default.
-    #[must_use]
     pub fn sizes() -> Option<Sizes> {
         SIZES.get()
     }

@@ -34,7 +34,6 @@ impl fmt::Display for UntrustedReason {
 const SMALL_LOSS: usize = 4;
 
 /// Judges a tree of `now` entries that had `trusted` entries when last trusted. `None`: it is trusted.
-#[must_use]
 pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReason> {
     if filtered {
         return Some(UntrustedReason::Filtered);
@@ -47,7 +46,6 @@ pub fn judge(trusted: usize, now: usize, filtered: bool) -> Option<UntrustedReas
 
 /// Whether the token's rights must be checked for a tree that is empty now: it had entries when last read, or was not
 /// trusted. [`judge`] trusts the loss of a single entry, although lost rights may only hide it.
-#[must_use]
 pub fn emptied(entries: usize, untrusted: Option<&UntrustedReason>) -> bool {
     entries > 0 || untrusted.is_some()
 }

@@ -3,7 +3,6 @@
 use std::any::Any;
 
 /// The message of a caught panic.
-#[must_use]
 pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

@@ -20,7 +20,6 @@ pub struct Prefixed {
 
 impl Prefixed {
     /// `store` below `root`. An empty `root` returns `store` itself.
-    #[must_use]
     #[expect(clippy::new_ret_no_self, reason = "an empty root needs no wrapper")]
     pub fn new(store: Arc<dyn Store>, root: Prefix) -> Arc<dyn Store> {
         if root.as_str().is_empty() {

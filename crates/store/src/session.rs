@@ -83,7 +83,6 @@ pub struct FarmMember {
 
 impl FarmMember {
     /// A farm. `process` distinguishes two processes of one name.
-    #[must_use]
     pub fn farm(name: &rcfarm_api::ids::FarmName, process: &Uuid) -> FarmMember {
         let process = process.simple().to_string();
         FarmMember {
@@ -166,19 +165,16 @@ impl CheckState {
 
 impl KeptSession {
     /// The epoch of the session. It ends when the session is lost.
-    #[must_use]
     pub fn epoch(&self) -> &Epoch {
         &self.state.epoch
     }
 
     /// Id of the check that ends the session. `None`: a plain TTL session.
-    #[must_use]
     pub fn check(&self) -> Option<String> {
         self.state.check.service().map(TtlService::check_id)
     }
 
     /// Why the session has no check although the settings want one.
-    #[must_use]
     pub fn check_problem(&self) -> Option<&str> {
         match &self.state.check {
             CheckState::Unusable(why) => Some(why),
@@ -187,7 +183,6 @@ impl KeptSession {
     }
 
     /// Whether the keeper ended the epoch to return to the check. The session was then not lost.
-    #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.state.is_outdated.load(Ordering::SeqCst)
     }
@@ -195,7 +190,6 @@ impl KeptSession {
 
 impl Keeper {
     /// A keeper for `member`, on the keeper runtime of `env`.
-    #[must_use]
     pub fn new(env: &Env, member: FarmMember, settings: SessionSettings) -> Arc<Keeper> {
         Arc::new(Keeper {
             runtime: env.keeper.clone(),

@@ -12,7 +12,6 @@ pub use jiff::Timestamp;
 
 /// The current time of the monotonic clock, for deadlines and pauses. It is tokio's, which a test can pause.
 #[expect(clippy::disallowed_methods, reason = "the only reader of the monotonic clock")]
-#[must_use]
 pub fn monotonic() -> Instant {
     Instant::now()
 }
@@ -59,25 +58,21 @@ impl IdSource {
         clippy::disallowed_methods,
         reason = "the only source of random numbers without a seed"
     )]
-    #[must_use]
     pub fn from_entropy() -> Self {
         Self::new(ChaCha8Rng::from_rng(&mut rand::rng()))
     }
 
     /// A source that repeats the same draws for the same seed.
-    #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         Self::new(ChaCha8Rng::seed_from_u64(seed))
     }
 
     /// A new stream, seeded by this one.
-    #[must_use]
     pub fn fork(&self) -> Self {
         Self::new(ChaCha8Rng::from_rng(&mut self.lock().rng))
     }
 
     /// A random UUID (version 4).
-    #[must_use]
     pub fn uuid(&self) -> Uuid {
         let mut bytes = [0; 16];
         self.lock().rng.fill_bytes(&mut bytes);
@@ -86,7 +81,6 @@ impl IdSource {
 
     /// A UUID in time order (version 7), for keys of audit records. UUIDs of one source sort in the order in which they
     /// were drawn, even within a millisecond and after the wall clock stepped back.
-    #[must_use]
     pub fn ordered_uuid(&self, at: Timestamp) -> Uuid {
         const COUNTER_BITS: u16 = 12;
         let mut state = self.lock();
@@ -104,13 +98,11 @@ impl IdSource {
     }
 
     /// `base` plus a random part of up to `fraction` of it, so that many tasks do not act at the same time.
-    #[must_use]
     pub fn jitter(&self, base: Duration, fraction: f64) -> Duration {
         base.mul_f64(1.0 + fraction * self.lock().rng.random::<f64>())
     }
 
     /// A random number below `bound`, which is at least 1.
-    #[must_use]
     pub fn below(&self, bound: u64) -> u64 {
         self.lock().rng.random_range(0..bound.max(1))
     }

@@ -14,7 +14,6 @@ pub struct TokenBucket {
 
 impl TokenBucket {
     /// What is consumed and not refilled at `now`.
-    #[must_use]
     pub fn consumed(&self, now: Instant) -> Duration {
         self.full_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }

@@ -5,10 +5,9 @@ use std::marker::PhantomData;
 use bytes::Bytes;
 
 use super::{Claim, Entry, Index, Key, Prefix};
-use rcfarm_api::Stored;
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::SessionId;
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use uuid::Uuid;
 
 /// One operation of a transaction, named after Consul's verb.
@@ -31,7 +30,6 @@ pub enum Op {
 
 impl Op {
     /// The key or prefix of the operation.
-    #[must_use]
     pub fn subject(&self) -> &str {
         match self {
             Op::GetTree { prefix } | Op::DeleteTree { prefix } => prefix.as_str(),
@@ -49,7 +47,6 @@ impl Op {
     }
 
     /// Upper bound of the operation's size in the request body, in bytes.
-    #[must_use]
     pub fn body_bytes(&self) -> usize {
         const FRAME: usize = 120; // braces, field names, an index or a session
         let value = match self {
@@ -180,19 +177,16 @@ impl<G> Txn<G> {
     }
 
     /// The operations so far, the fence included.
-    #[must_use]
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
     /// Upper bound of the request body's size in bytes.
-    #[must_use]
     pub fn body_bytes(&self) -> usize {
         self.ops.iter().map(Op::body_bytes).sum()
     }
 
     /// Whether the transaction with `more` operations stays within `limits`.
-    #[must_use]
     pub fn fits(&self, more: &[Op], limits: TxnLimits) -> bool {
         self.ops.len() + more.len() <= limits.ops
             && self.body_bytes() + more.iter().map(Op::body_bytes).sum::<usize>() <= limits.bytes
@@ -201,7 +195,6 @@ impl<G> Txn<G> {
 
 /// The operation that writes an audit record. Consul refuses it if `id` exists, so a transaction that is sent twice
 /// records its event once.
-#[must_use]
 pub fn audit_op(id: Uuid, record: &AuditRecord) -> Op {
     Op::Cas { key: key::audit_log(id), value: record.encode(), flags: 0, index: Index::ZERO }
 }

@@ -23,7 +23,6 @@ pub struct Position {
 
 impl Position {
     /// The start: the first read does not wait.
-    #[must_use]
     pub fn start(now: Instant, full_every: Duration) -> Self {
         Position { after: Index::ZERO, full_at: now + full_every, full_every }
     }
@@ -31,7 +30,6 @@ impl Position {
     /// The query to send now: a blocking query, or every `full_every` a full read. After a restored snapshot a blocking
     /// query may wait for an index that never comes again. Full reads are consistent: a deposed leader would return old
     /// data (`consul-semantics.md` §0 #3).
-    #[must_use]
     pub fn query(&self, now: Instant) -> Query {
         if self.after == Index::ZERO || now >= self.full_at {
             return Query::CONSISTENT;
@@ -128,7 +126,6 @@ impl PollPolicy {
         PollPolicy { reading: Reading::Whole(Duration::from_millis(300)), ..PollPolicy::PODS };
 
     /// Charges `budget` for a read that took `cost` to transfer and index; returns the pause before the next read.
-    #[must_use]
     pub fn pause_after_read(
         &self,
         budget: &mut TokenBucket,
@@ -165,13 +162,11 @@ const NO_NEWS_PAUSE: Duration = Duration::from_millis(10);
 
 impl TreeWatch {
     /// A watch on `prefix` with a full read every `full_every`. Large trees are read in parts.
-    #[must_use]
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
         Self::reading(reader, prefix, full_every, PollPolicy::PROMPT.reading)
     }
 
     /// A watch that reads large trees as `reading` says.
-    #[must_use]
     pub fn reading(
         reader: Arc<dyn Reader>,
         prefix: Prefix,
@@ -194,19 +189,16 @@ impl TreeWatch {
     }
 
     /// The watched prefix.
-    #[must_use]
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
     }
 
     /// Whether the last answer was consistent.
-    #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed
     }
 
     /// How much was transferred for the last answer.
-    #[must_use]
     pub fn transferred(&self) -> Transferred {
         self.transferred
     }

@@ -11,8 +11,10 @@ use std::sync::Arc;
 use rcfarm_api::ids::SessionId;
 use rcfarm_emulator::{Emulator, Fate, Faults, Request, Settings};
 use rcfarm_store::time::{IdSource, monotonic};
-use rcfarm_store::{Claim, Commit, Op, Store, Txn, TxnLimits};
-use rcfarm_store::{DeleteMode, Epoch, Index, Key, NewSession, PutMode, Query, Reader, Writer};
+use rcfarm_store::{
+    Claim, Commit, DeleteMode, Epoch, Index, Key, NewSession, Op, PutMode, Query, Reader, Store,
+    Txn, TxnLimits, Writer,
+};
 
 /// Delays transactions by 10 ms and counts them.
 #[derive(Default)]

@@ -16,8 +16,7 @@ use super::failure::CliExit;
 use super::output::table;
 use crate::farm::LAYOUT;
 use crate::farm::records::FarmPresence;
-use rcfarm_api::Stored;
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{NewSession, Op, Query, StoreError};
 
 #[derive(Serialize)]

@@ -7,10 +7,9 @@ use super::{Check, Verdict, failed};
 use crate::cli::context::CommandContext;
 use crate::cli::rc::allocations;
 use crate::daemon::kind_specs;
-use rcfarm_api::Stored;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{Entry, Prefix, StoreError};
 
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {

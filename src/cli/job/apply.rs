@@ -16,13 +16,12 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::files::check_not_described;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
-use rcfarm_api::FieldError;
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::spec::DEFAULT_QUEUE;
 use rcfarm_api::resource_list::units;
+use rcfarm_api::{FieldError, key};
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 

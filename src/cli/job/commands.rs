@@ -8,14 +8,13 @@ use serde_json::{Value, json};
 use super::find::{FoundJob, find};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
-use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, JobChange};
 use rcfarm_api::command::{Command, CommandAction, Target};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::Framework;
 use rcfarm_api::job::status::JobReason;
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{Index, Op};
 
 #[derive(clap::Args)]

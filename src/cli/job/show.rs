@@ -12,9 +12,8 @@ use crate::job::pod_status::stands;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::JobSpec;
 use rcfarm_api::job::status::JobStatus;
-use rcfarm_api::key;
 use rcfarm_api::pod_group::status::PodGroupStatus;
-use rcfarm_api::{FieldError, Stored};
+use rcfarm_api::{FieldError, Stored, key};
 
 pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(context, id).await?;

@@ -9,12 +9,11 @@ use super::find::find;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use rcfarm_api::Stored;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
-use rcfarm_api::key;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::Query;
 use rcfarm_store::time::monotonic;
 

@@ -15,12 +15,10 @@ use super::snapshot::{NodeListState, NodeSnapshot, Which, check_readable};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
-use rcfarm_api::Stored;
-use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::key;
 use rcfarm_api::node::record::NodeState;
+use rcfarm_api::{Stored, Timestamp, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
 

@@ -8,11 +8,10 @@ use super::snapshot::{NodeListState, NodeSnapshot, all, unknown};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash, table};
-use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
-use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector};
 use rcfarm_api::resource_list::{ResourceList, units};
+use rcfarm_api::{Timestamp, key};
 
 #[derive(clap::Args)]
 pub struct NodeListArgs {

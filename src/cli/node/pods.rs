@@ -10,11 +10,10 @@ use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
-use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{Prefix, Query};
 
 #[derive(Debug, Clone, Serialize)]

@@ -12,15 +12,12 @@ use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::files::read_yaml;
-use rcfarm_api::FieldError;
-use rcfarm_api::ResourceList;
-use rcfarm_api::Stored;
 use rcfarm_api::audit::{Details, QueueChange};
 use rcfarm_api::ids::{ObjectName, QueueName};
-use rcfarm_api::key;
 use rcfarm_api::queue::spec::{
     DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };
+use rcfarm_api::{FieldError, ResourceList, Stored, key};
 use rcfarm_store::{Index, Op};
 
 #[derive(clap::Args)]

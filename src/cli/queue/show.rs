@@ -6,10 +6,9 @@ use super::snapshot::{QueueSnapshot, snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{fields, or_dash, table};
-use rcfarm_api::FieldError;
-use rcfarm_api::ResourceList;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::queue::status::QueueStatus;
+use rcfarm_api::{FieldError, ResourceList};
 
 pub(super) async fn list(context: &CommandContext) -> anyhow::Result<CliExit> {
     let snapshot = snapshot(context).await?;

@@ -9,13 +9,12 @@ use crate::batch::queues::{Queue, Queues, Usage};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cluster::queues::{GroupIndex, GroupStatusIndex, QueueIndex, StoredGroups};
-use rcfarm_api::Stored;
 use rcfarm_api::ids::QueueName;
-use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::spec::QueueSpec;
 use rcfarm_api::queue::status::QueueStatus;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::cache::{CacheIndex, read_once};
 use rcfarm_store::{Entry, Query, Versioned};
 

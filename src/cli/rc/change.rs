@@ -13,10 +13,9 @@ use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
-use rcfarm_api::Stored;
 use rcfarm_api::audit::{ControllerChange, Details};
-use rcfarm_api::key;
 use rcfarm_api::rc::spec::{RcRecord, check_count};
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{Index, Op};
 
 #[derive(clap::Args)]

@@ -16,13 +16,12 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::files::check_not_described;
 use crate::cli::label::pair;
 use crate::cli::output::duration;
-use rcfarm_api::Stored;
 use rcfarm_api::audit::{ControllerChange, Details};
 use rcfarm_api::ids::RcId;
-use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, check_label_value, encode_labels};
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{Index, Op};
 
 #[derive(clap::Args)]

@@ -5,12 +5,10 @@ use anyhow::Context;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::{or_dash, table};
-use rcfarm_api::FieldError;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
-use rcfarm_api::key;
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
+use rcfarm_api::{FieldError, Stored, key};
 use rcfarm_store::Entry;
 
 pub(in crate::cli) struct Found {

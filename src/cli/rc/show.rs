@@ -12,13 +12,12 @@ use crate::cli::output::{age, fields, or_dash, table};
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::replication::plan::RcPod;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
-use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_api::rc::status::RcStatus;
+use rcfarm_api::{Stored, key};
 use rcfarm_store::Query;
 
 #[derive(clap::Args)]

@@ -7,10 +7,9 @@ use tokio::time::timeout_at;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::Progress;
-use rcfarm_api::Stored;
 use rcfarm_api::ids::RcId;
-use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
+use rcfarm_api::{Stored, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Query};
 

@@ -6,8 +6,7 @@ use super::{PlannedCondition, PodStep, ReplicationObserved, Shortage, TransferPl
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::Insufficient;
-use rcfarm_api::ids::NodeName;
-use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
 
 pub(super) fn valid() -> PlannedCondition {

@@ -83,7 +83,6 @@ pub enum PodStep {
 
 impl PodStep {
     /// The pod that the step changes.
-    #[must_use]
     pub fn pod_ref(&self) -> &PodRef {
         match self {
             PodStep::Add { pod_ref, .. }
@@ -136,7 +135,6 @@ pub struct ReplicationPlan {
 
 impl ReplicationPlan {
     /// Whether nothing is to be done.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.steps.is_empty()
             && !matches!(self.transfer, TransferPlan::Start(_) | TransferPlan::Continue)
@@ -346,7 +344,6 @@ fn allocation_differs(observed: &ReplicationObserved, pod_ref: &PodRef) -> bool 
 /// Whether the plan may change what nodes have allocated, where `free_nodes` were found for it
 /// ([`ReplicationObserved::look_up_slots`]). It may say yes where nothing is changed, for example below the minimum
 /// health.
-#[must_use]
 pub fn may_change_allocations(observed: &ReplicationObserved, free_nodes: usize) -> bool {
     let spec = &observed.spec;
     let is_allocated = |pod_ref: &PodRef| {

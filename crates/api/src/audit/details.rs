@@ -9,11 +9,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{EventType, GroupsOrdered, JobChange, JobStep, QueueChange};
-use crate::Timestamp;
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 use crate::text::converts_as_text;
-use crate::{Index, InvalidText};
+use crate::{Index, InvalidText, Timestamp};
 
 /// A retarget lists the whole set of nodes up to this many, and only the difference above. p2 lists all of them in each
 /// record, so that scaling to N nodes writes of the order of N² bytes (`p2.md` §2.4).
@@ -126,7 +125,6 @@ pub struct Retarget {
 
 impl Retarget {
     /// The value for [`Retarget::nodes`].
-    #[must_use]
     pub fn listed<'n>(nodes: impl ExactSizeIterator<Item = &'n NodeName>) -> Option<Vec<NodeName>> {
         (nodes.len() <= NODES_LISTED).then(|| nodes.cloned().collect())
     }
@@ -281,7 +279,6 @@ macro_rules! details {
     ($($variant:ident),*) => {
         impl Details {
             /// The event type of these details.
-            #[must_use]
             pub fn event_type(&self) -> EventType {
                 match self {
                     $(Details::$variant(_) => EventType::$variant,)*
@@ -339,7 +336,6 @@ const RC_ID: &str = "replication_controller_id";
 
 impl Details {
     /// The controller of the event. `None` for events about other objects, and for those of p2 that name none.
-    #[must_use]
     pub fn controller(&self) -> Option<RcId> {
         match self {
             Details::Retarget(d) => Some(d.replication_controller_id),

@@ -86,7 +86,6 @@ pub enum Difference {
 }
 
 /// Folds a log in the order of its indexes, from the newest complete checkpoint or from the empty state.
-#[must_use]
 pub fn fold(log: &[Logged]) -> Folded {
     let ordered = in_order(log);
     let base = Base::of(&ordered);
@@ -231,7 +230,6 @@ impl Folded {
 }
 
 /// Compares the folded with the stored state, in the order of the controllers' ids.
-#[must_use]
 pub fn compare(folded: &Folded, actual: &BTreeMap<RcId, Actual>) -> Vec<Difference> {
     let ids: BTreeSet<RcId> = folded.controllers.keys().chain(actual.keys()).copied().collect();
     let nothing = Actual::default();

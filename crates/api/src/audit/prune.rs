@@ -6,9 +6,8 @@ use uuid::Uuid;
 
 use super::fold::{Base, Folded, fold_from, in_order};
 use super::{Checkpoint, EventType, FoldedController, Logged};
-use crate::Index;
-use crate::Timestamp;
 use crate::ids::{NodeName, RcId};
+use crate::{Index, Timestamp};
 
 /// Approximate size of a checkpoint's part in bytes. Consul stores values up to 512 KiB.
 const PART_BYTES: usize = 64 * 1024;
@@ -29,7 +28,6 @@ pub struct PrunePlan {
 ///
 /// A checkpoint covers all records up to the newest deleted one in the order of the log. A newer timestamp before that
 /// record (a clock was ahead) keeps a record readable, but it is no longer folded.
-#[must_use]
 pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan {
     let ordered = in_order(log);
     let is_checkpoint = |logged: &Logged| logged.record.event_type == EventType::Checkpoint;

@@ -27,7 +27,6 @@ impl Stored for AuditRecord {}
 
 impl AuditRecord {
     /// A record with these details.
-    #[must_use]
     pub fn new(details: &Details, timestamp: Timestamp) -> Self {
         AuditRecord {
             event_type: details.event_type(),
@@ -65,7 +64,6 @@ macro_rules! events {
             pub const OURS: &[EventType] = &[$(EventType::$variant),*];
 
             /// Name in the record.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 match self {
                     $(EventType::$variant => $text,)*

@@ -5,11 +5,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::*;
-use crate::Index;
-use crate::Stored;
-use crate::Timestamp;
 use crate::ids::{NodeName, RcId};
 use crate::labels::Labels;
+use crate::{Index, Stored, Timestamp};
 
 fn rc(n: u8) -> RcId {
     RcId(Uuid::from_u128(u128::from(n)))

@@ -26,7 +26,6 @@ impl Key {
     }
 
     /// The key as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -52,31 +51,26 @@ impl Prefix {
     }
 
     /// The prefix as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// The part of a listed key after this prefix; `None` if the key is not below it.
-    #[must_use]
     pub fn tail<'k>(&self, key: &'k str) -> Option<&'k str> {
         key.strip_prefix(&*self.0)
     }
 
     /// The key `tail` below this prefix; `None` if that is no valid key.
-    #[must_use]
     pub fn key_of(&self, tail: &str) -> Option<Key> {
         Key::parse(&format!("{}{tail}", self.0)).ok()
     }
 
     /// This prefix below the configured root.
-    #[must_use]
     pub fn join(&self, key: &Key) -> Key {
         Key::of(format!("{}{key}", self.0))
     }
 
     /// A prefix below this prefix.
-    #[must_use]
     pub fn join_prefix(&self, below: &Prefix) -> Prefix {
         Prefix(format!("{}{below}", self.0).into())
     }
@@ -88,13 +82,11 @@ impl Prefix {
 
     /// A key that keeps the prefix from being empty: a watch on an empty prefix wakes on unrelated writes
     /// (`consul-semantics.md` §0 #9). No record can have its name.
-    #[must_use]
     pub fn sentinel(&self) -> Key {
         Key::of(format!("{}{SENTINEL}", self.0))
     }
 
     /// Whether a listed key is this prefix's sentinel.
-    #[must_use]
     pub fn is_sentinel(&self, key: &str) -> bool {
         self.tail(key) == Some(SENTINEL)
     }

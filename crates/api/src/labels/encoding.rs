@@ -21,7 +21,6 @@ pub fn decode_labels(value: &[u8]) -> Result<Labels, LabelError> {
 }
 
 /// Writes a set of labels byte for byte as p2 does: compact, keys sorted, Go's escapes.
-#[must_use]
 pub fn encode_labels(labels: &Labels) -> Bytes {
     let mut out = Vec::with_capacity(labels.len() * 32 + 2);
     let mut json = serde_json::Serializer::with_formatter(&mut out, GoFormatter);

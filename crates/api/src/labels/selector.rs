@@ -54,7 +54,6 @@ pub enum LabelCondition {
 
 impl Selector {
     /// Matches every set of labels, the empty one included; its spelling is the empty string.
-    #[must_use]
     pub fn everything() -> Self {
         Selector { requirements: Vec::new() }
     }
@@ -66,25 +65,21 @@ impl Selector {
     }
 
     /// Whether nothing at all is required.
-    #[must_use]
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
     }
 
     /// The requirements, in canonical order.
-    #[must_use]
     pub fn requirements(&self) -> &[Requirement] {
         &self.requirements
     }
 
     /// Whether every requirement holds.
-    #[must_use]
     pub fn matches(&self, labels: &Labels) -> bool {
         self.requirements.iter().all(|requirement| requirement.holds(labels))
     }
 
     /// The first requirement that does not hold, in words; `None` when the selector matches.
-    #[must_use]
     pub fn explain(&self, labels: &Labels) -> Option<String> {
         let failed = self.requirements.iter().find(|requirement| !requirement.holds(labels))?;
         Some(match labels.get(&failed.key) {
@@ -96,7 +91,6 @@ impl Selector {
 
 impl Requirement {
     /// Whether the labels satisfy this requirement.
-    #[must_use]
     pub fn holds(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.key);
         match &self.condition {

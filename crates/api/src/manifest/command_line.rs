@@ -52,7 +52,6 @@ const STRING_OVERHEAD: usize = 9;
 
 /// Expands `${NAME}`. Unknown variables stay, so that the program may expand them. `None`: the result has more than
 /// `longest` bytes; no more than that is ever allocated.
-#[must_use]
 pub fn expand(text: &str, env: &BTreeMap<String, String>, longest: usize) -> Option<String> {
     let mut out = String::new();
     let mut push = |piece: &str| {
@@ -136,7 +135,6 @@ fn too_many(path: String) -> FieldError {
 }
 
 /// The text, cut to at most `longest` bytes; a cut text ends with `…`, which adds three bytes.
-#[must_use]
 pub fn cut(text: &str, longest: usize) -> String {
     if text.len() <= longest {
         return text.to_owned();

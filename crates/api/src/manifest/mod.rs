@@ -48,7 +48,6 @@ pub struct Launchable {
 
 impl Launchable {
     /// Whether our agents run it.
-    #[must_use]
     pub fn is_process(&self) -> bool {
         self.kind.as_deref() == Some(PROCESS)
     }
@@ -79,7 +78,6 @@ impl Manifest {
     }
 
     /// The text as given, byte for byte.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -94,19 +92,16 @@ impl Manifest {
     }
 
     /// The pod's id.
-    #[must_use]
     pub fn id(&self) -> &PodId {
         &self.id
     }
 
     /// The pod's request (`resources:`), which is allocated on its node.
-    #[must_use]
     pub fn resources(&self) -> &ResourceList {
         &self.resources
     }
 
     /// The pod's launchables, by name.
-    #[must_use]
     pub fn launchables(&self) -> &[Launchable] {
         &self.launchables
     }
@@ -141,7 +136,6 @@ struct Fields {
 }
 
 /// A scalar as it was written.
-#[must_use]
 pub fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

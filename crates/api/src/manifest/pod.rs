@@ -199,7 +199,6 @@ impl PodManifest {
     ///
     /// # Panics
     /// Never: all keys are strings.
-    #[must_use]
     pub fn text(&self) -> String {
         serde_json::to_value(self).expect("a manifest has a JSON form").to_string()
     }

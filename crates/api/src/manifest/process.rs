@@ -85,7 +85,6 @@ impl ProcessStanza {
     }
 
     /// The variables of the process, not expanded.
-    #[must_use]
     pub fn variables(&self) -> BTreeMap<String, String> {
         self.env.iter().map(|(name, value)| (name.clone(), plain(value))).collect()
     }

@@ -59,7 +59,6 @@ pub struct HealthReport {
 
 impl HealthReport {
     /// Reads a health record; a value that cannot be decoded is [`Health::Unknown`].
-    #[must_use]
     pub fn decode(value: &[u8]) -> HealthReport {
         match serde_json::from_slice::<HealthRecord>(value) {
             Ok(record) => {
@@ -73,7 +72,6 @@ impl HealthReport {
 
 impl Health {
     /// Reads the health alone of a health record.
-    #[must_use]
     pub fn decode(value: &[u8]) -> Health {
         HealthReport::decode(value).health
     }

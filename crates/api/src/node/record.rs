@@ -7,10 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ResourceList;
-use crate::Stored;
-use crate::Timestamp;
 use crate::ids::SessionId;
+use crate::{ResourceList, Stored, Timestamp};
 
 /// The record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -9,10 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::ResourceList;
 pub use crate::ids::DEFAULT_QUEUE;
 use crate::ids::{ObjectName, QueueName};
-use crate::{FieldError, Stored};
+use crate::{FieldError, ResourceList, Stored};
 
 /// The scheduler of queues that name none.
 pub const DEFAULT_SCHEDULER: &str = "default";
@@ -139,19 +138,16 @@ impl Stored for QueueRecord {
 
 impl QueueSpec {
     /// Its parent.
-    #[must_use]
     pub fn parent(&self) -> Option<&QueueName> {
         self.parent.as_ref().filter(|parent| parent.as_str() != ROOT)
     }
 
     /// Names of fields that have no effect, so that users are told.
-    #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         self.other.keys().map(|field| format!("spec.{field}")).collect()
     }
 
     /// All errors of the queue by itself (`volcano.md` §6).
-    #[must_use]
     pub fn check(&self, name: &QueueName) -> Vec<FieldError> {
         let mut bad = Vec::new();
         let mut find =
@@ -194,7 +190,6 @@ impl QueueSpec {
 
 /// All errors of a queue's place in the tree (`volcano.md` §6): a missing parent, a cycle, too great a depth, amounts
 /// that exceed those of its parents. `queues` holds all valid queues, itself included.
-#[must_use]
 pub fn check_family(name: &QueueName, queues: &BTreeMap<QueueName, QueueSpec>) -> Vec<FieldError> {
     let Some(spec) = queues.get(name) else { return Vec::new() };
     let Some(parent) = spec.parent() else { return Vec::new() };

@@ -5,13 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Index;
-use crate::ResourceList;
-use crate::Stored;
-use crate::Timestamp;
 use crate::pod_group::spec::GroupId;
 use crate::pod_group::status::{PodGroupPhase, PodGroupReason};
 use crate::text::displays_as_variant;
+use crate::{Index, ResourceList, Stored, Timestamp};
 
 /// Number of waiting groups that are listed.
 pub const WAITING_LISTED: usize = 20;

@@ -8,15 +8,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::FieldError;
-use crate::ResourceList;
 use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
-use crate::key;
 use crate::labels::{Labels, Selector};
 use crate::manifest::{Launchable, Manifest, PodManifest};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
+use crate::{FieldError, ResourceList, key};
 
 /// Larger counts are rejected as typing errors. One pod of an RC runs per node, so no fleet needs more.
 pub const MOST_REPLICAS: u32 = 100_000;
@@ -242,13 +240,11 @@ impl RcSpec {
     }
 
     /// Request of each of its pods.
-    #[must_use]
     pub fn resources(&self) -> &ResourceList {
         self.manifest.resources()
     }
 
     /// Owner of its pods' allocations.
-    #[must_use]
     pub fn owner(&self) -> AllocationOwner {
         AllocationOwner::Rc(self.id)
     }
@@ -262,7 +258,6 @@ impl RcSpec {
     }
 
     /// Labels of this RC's pods: the record's own, and the two that identify the RC and the manifest (`p2.md` §1.3).
-    #[must_use]
     pub fn labels_of_pod(&self) -> Labels {
         let mut labels = self.pod_labels.clone();
         labels.insert(POD_ID.to_owned(), self.manifest.id().to_string());
@@ -271,13 +266,11 @@ impl RcSpec {
     }
 
     /// The availability zone in the pod labels, for p2's audit records.
-    #[must_use]
     pub fn availability_zone(&self) -> &str {
         self.pod_labels.get("availability_zone").map_or("", String::as_str)
     }
 
     /// The cluster's name in the pod labels, for p2's audit records.
-    #[must_use]
     pub fn cluster_name(&self) -> &str {
         self.pod_labels.get("cluster_name").map_or("", String::as_str)
     }

@@ -9,11 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::Index;
-use crate::Stored;
 use crate::ids::{FarmName, NodeName};
 use crate::text::displays_as_variant;
-use crate::{Timestamp, backoff};
+use crate::{Index, Stored, Timestamp, backoff};
 
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -183,7 +181,6 @@ impl Stored for RcStatus {}
 
 impl RcStatus {
     /// The condition of a type.
-    #[must_use]
     pub fn condition(&self, kind: RcConditionType) -> Option<&RcCondition> {
         self.conditions.iter().find(|c| c.kind == kind)
     }
@@ -213,7 +210,6 @@ impl RcStatus {
     }
 
     /// Why no pod is added on `node` at `now`, for the record at `record_index`.
-    #[must_use]
     pub fn quarantine(
         &self,
         node: &NodeName,
@@ -225,7 +221,6 @@ impl RcStatus {
     }
 
     /// When the next quarantine ends.
-    #[must_use]
     pub fn next_release(&self, record_index: Index, now: Timestamp) -> Option<Timestamp> {
         let all = self.quarantined_nodes.values();
         let active = all.filter(|one| one.observed_index == record_index && one.until > now);
@@ -255,7 +250,6 @@ impl RcStatus {
     }
 
     /// Whether every condition holds for the record at `observed_index`.
-    #[must_use]
     pub fn is_settled(&self) -> bool {
         self.conditions.len() == 3 && self.conditions.iter().all(|c| c.status)
     }

@@ -85,7 +85,6 @@ impl Stored for SchedulerRecord {
 
 impl SchedulerSpec {
     /// All errors.
-    #[must_use]
     pub fn check(&self) -> Vec<FieldError> {
         let mut bad = Vec::new();
         for (field, value, only) in [
@@ -117,7 +116,6 @@ impl SchedulerSpec {
     }
 
     /// Pause after a group went back for the `times`-th time (from 1).
-    #[must_use]
     pub fn pause(&self, times: u32) -> Duration {
         let doubled = 2u64.saturating_pow(times.saturating_sub(1).min(40));
         let seconds = self.backoff_base_seconds.saturating_mul(doubled);

@@ -5,10 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Index;
-use crate::Stored;
-use crate::Timestamp;
 use crate::ids::FarmName;
+use crate::{Index, Stored, Timestamp};
 
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,8 +1,7 @@
 //! Resource limits of pods: one cgroup (v2) per pod, if the machine permits.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rcfarm_api::ids::PodId;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
@@ -19,7 +18,6 @@ fn mount() -> Option<PathBuf> {
 }
 
 /// The cgroup of this process.
-#[must_use]
 pub fn own() -> Option<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;

@@ -26,7 +26,6 @@ pub const SIGNALS: [(&str, Signal); 9] = [
 ];
 
 /// The signal of a name; TERM if the name is unknown.
-#[must_use]
 pub fn signal(name: &str) -> Signal {
     SIGNALS.iter().find(|(known, _)| *known == name).map_or(Signal::TERM, |(_, signal)| *signal)
 }
@@ -85,20 +84,17 @@ pub struct ProcessExit {
 
 impl ProcessExit {
     /// An end of which only the reason is known.
-    #[must_use]
     pub fn unknown(why: &str) -> ProcessExit {
         let at = Timestamp::UNIX_EPOCH;
         ProcessExit { attempt: 0, at, code: None, signal: None, why: Some(why.to_owned()) }
     }
 
     /// Whether it exited with code 0.
-    #[must_use]
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
     /// Text such as `exited with 1`.
-    #[must_use]
     pub fn in_words(&self) -> String {
         let end = match (self.code, self.signal) {
             (Some(code), _) => Some(format!("exited with {code}")),

@@ -54,7 +54,6 @@ pub struct HealthVerdict {
 
 impl HealthVerdict {
     /// Before the first result: health `unknown`.
-    #[must_use]
     pub fn new(thresholds: Thresholds) -> HealthVerdict {
         HealthVerdict { thresholds, health: Health::Unknown, in_a_row: (true, 0) }
     }
@@ -73,7 +72,6 @@ impl HealthVerdict {
     }
 
     /// The health of the process.
-    #[must_use]
     pub fn health(&self) -> Health {
         self.health
     }

@@ -12,18 +12,15 @@ use super::event::{AgentEvent, PresenceState};
 use super::state::{DataDir, replace};
 use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
 use crate::shim::since_boot;
-use rcfarm_api::Stored;
-use rcfarm_api::backoff;
 use rcfarm_api::ids::SessionId;
-use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, decode_labels, encode_labels};
 use rcfarm_api::node::record::NodeRecord;
-use rcfarm_store::Env;
+use rcfarm_api::{Stored, backoff, key};
 use rcfarm_store::session::{FarmMember, Keeper, KeptSession};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::LONGEST_WAIT;
 use rcfarm_store::{
-    Behavior, Claim, Entry, Index, NewSession, Op, Query, StoreError, Txn, TxnOutcome,
+    Behavior, Claim, Entry, Env, Index, NewSession, Op, Query, StoreError, Txn, TxnOutcome,
 };
 
 /// Keeps the node registered.

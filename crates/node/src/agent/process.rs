@@ -37,7 +37,6 @@ pub struct ProcessDriver {
 
 impl ProcessDriver {
     /// A driver that starts shims as `program node shim`. The daemon passes its own binary.
-    #[must_use]
     pub fn new(program: PathBuf) -> Self {
         ProcessDriver { program }
     }

@@ -34,7 +34,6 @@ const RESET_AFTER: Duration = Duration::from_secs(60);
 
 impl RestartPolicy {
     /// The pause before the next start, after `exit` and `failures` earlier failures in a row. `None`: no restart.
-    #[must_use]
     pub fn pause(&self, exit: &ProcessExit, failures: u32) -> Option<Duration> {
         match self.policy {
             RestartWhen::Never => None,
@@ -44,7 +43,6 @@ impl RestartPolicy {
     }
 
     /// Failures in a row after a run of length `ran` that ended.
-    #[must_use]
     pub fn failures(&self, before: u32, ran: Duration) -> u32 {
         let reset_after = self.max_backoff.saturating_mul(RESET_AFTER_PAUSES).max(RESET_AFTER);
         if ran >= reset_after { 0 } else { before.saturating_add(1) }

@@ -24,7 +24,6 @@ impl Heartbeats {
     }
 
     /// Upper bound in seconds and count of each bucket, not cumulative. The last bound is infinite.
-    #[must_use]
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = BOUNDS_MS.iter().map(|ms| Duration::from_millis(*ms).as_secs_f64());
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
@@ -32,7 +31,6 @@ impl Heartbeats {
     }
 
     /// Sum of all delays.
-    #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.sum_micros.load(Ordering::Relaxed))
     }

@@ -42,7 +42,6 @@ pub(super) struct HangWatch {
 
 impl KeeperRuntime {
     /// On the runtime of the caller. For tests and simulations, whose time is virtual.
-    #[must_use]
     pub fn shared(store: Arc<dyn Store>) -> KeeperRuntime {
         KeeperRuntime { store, thread: None, heartbeats: Arc::default(), hung_after: HUNG_AFTER }
     }
@@ -84,7 +83,6 @@ impl KeeperRuntime {
     }
 
     /// How late heartbeats were answered.
-    #[must_use]
     pub fn heartbeats(&self) -> Arc<Heartbeats> {
         self.heartbeats.clone()
     }

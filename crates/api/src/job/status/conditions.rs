@@ -41,7 +41,6 @@ pub enum JobConditionType {
 }
 
 /// Whether a condition of the type holds.
-#[must_use]
 pub fn holds(conditions: &[JobCondition], kind: JobConditionType) -> bool {
     conditions.iter().any(|condition| condition.kind == kind && condition.status)
 }
