@@ -1,7 +1,7 @@
 //! Consul's HTTP API on a model. It has what `rcfarm`, `curl`, and the `consul` command's `kv`, `lock`, `watch`,
 //! `catalog` and `members` need (`consul-semantics.md` §1 to §4, §8).
 //!
-//! Every answer has the header `X-Rcfarm-Emulator: 1`, which a real Consul does not send. A request for something that is
+//! Every answer has the header `X-Rcfarm-Embedded: 1`, which a real Consul does not send. A request for something that is
 //! not modelled is refused with a text that says so.
 
 mod agent;
