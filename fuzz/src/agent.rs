@@ -1,20 +1,60 @@
 //! Manifests by anybody through the whole agent: taken, replaced and taken away. Nothing panics (libFuzzer's hook ends the
 //! process even if the panic is caught), and the pod beside them runs.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rcfarm_api::Stored as _;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_emulator::{Emulator, Settings};
+use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
 use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{DeleteMode, Env, Key, PutMode, Query, Reader as _, Store as _};
 use rcfarm_testing::clock::VirtualClock;
-use rcfarm_testing::fake_driver::FakeDriver;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+
+/// Processes that end when they are stopped.
+#[derive(Default)]
+struct Processes {
+    stopped: Mutex<BTreeSet<i32>>,
+    changed: Notify,
+    last: AtomicI32,
+}
+
+#[async_trait::async_trait]
+impl Driver for Processes {
+    async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, String> {
+        let pid = self.last.fetch_add(1, Ordering::SeqCst);
+        let started_at = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let attempt = launch.attempt;
+        Ok(Started { attempt, pid, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })
+    }
+
+    async fn adopt(&self, _: &Path) -> FoundProcess {
+        FoundProcess::Nothing
+    }
+
+    async fn exited(&self, _: &Path, started: &Started) -> ProcessExit {
+        loop {
+            let changed = self.changed.notified();
+            if self.stopped.lock().expect("no panic").contains(&started.pid) {
+                return ProcessExit::unknown("stopped");
+            }
+            changed.await;
+        }
+    }
+
+    async fn stop(&self, started: &Started, _: &str, _: Duration) {
+        self.stopped.lock().expect("no panic").insert(started.pid);
+        self.changed.notify_waiters();
+    }
+}
 
 fn key(text: &str) -> Key {
     Key::parse(text).expect("a legal key")
@@ -51,7 +91,7 @@ pub async fn run(input: &[u8]) {
     };
     let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);
     let shutdown = CancellationToken::new();
-    let agent = Agent::new(settings, env, Arc::new(FakeDriver));
+    let agent = Agent::new(settings, env, Arc::new(Processes::default()));
     let agent = tokio::spawn(agent.run(shutdown.clone()));
     let calm = b"id: calm\nlaunchables: {a: {launchable_type: process, command: [sleep, '1']}}\n";
     put(&consul, "intent/n/calm", calm).await;
