@@ -92,6 +92,9 @@ type Cost = (bool, u64);
 /// Sort key of nodes.
 type Rank = (Cost, u64);
 
+/// Nodes of equal free capacity with the cost of a pod there.
+type RankedClasses<'a> = Vec<(Cost, &'a BTreeSet<NodeAt>)>;
+
 /// Breaks ties between equal nodes, for each name in another way.
 #[derive(Clone, Copy)]
 struct TieBreak(Fnv1a);
@@ -237,7 +240,7 @@ impl<'a> Attempt<'a> {
         &mut self,
         task: &TaskSpec,
         packing: Packing,
-    ) -> (BTreeSet<(Rank, NodeAt)>, Vec<(Cost, &'a BTreeSet<NodeAt>)>) {
+    ) -> (BTreeSet<(Rank, NodeAt)>, RankedClasses<'a>) {
         let (index, want) = (self.index, &task.resources);
         let pool = index.pool(task);
         let rank = |at: NodeAt, node: &FreeCapacity| {

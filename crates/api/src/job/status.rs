@@ -351,7 +351,7 @@ impl JobStatus {
     pub fn keep_small(&mut self) {
         // Fewer are surely small; encoding takes time.
         const FEW: usize = 1_000;
-        let entries: usize = self.tasks.values().map(TaskMemory::len).sum();
+        let entries: usize = self.tasks.values().map(TaskMemory::entries).sum();
         if entries > FEW && self.encode().len() > LARGEST_STATUS {
             let latest = self.tasks.values_mut().filter_map(TaskMemory::merge_pauses).max();
             self.not_before = self.not_before.max(latest);

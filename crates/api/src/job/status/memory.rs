@@ -42,8 +42,7 @@ pub struct TaskMemory {
 
 impl TaskMemory {
     /// Number of entries of the maps by member.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(super) fn entries(&self) -> usize {
         self.attempts.len() + self.failed.len() + self.not_before.len()
     }
 

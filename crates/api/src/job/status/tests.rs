@@ -213,8 +213,8 @@ fn pauses_are_merged_only_when_the_status_is_too_large() {
 #[test]
 fn values_of_few_members_are_stored_by_index() {
     let text = |members| {
-        let mut memory = TaskMemory::default();
-        memory.attempts = (0..members).map(|index| (index, 1 + index % 2)).collect();
+        let attempts = (0..members).map(|index| (index, 1 + index % 2)).collect();
+        let memory = TaskMemory { attempts, ..TaskMemory::default() };
         serde_json::to_value(&memory).unwrap()
     };
     assert_eq!(text(3), serde_json::json!({"attempts": {"0": 1, "1": 2, "2": 1}}));
