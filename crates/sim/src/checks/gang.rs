@@ -6,7 +6,8 @@ use super::allocations::overcommitted;
 use crate::facts::Report;
 use crate::model::{AppliedWrite, JobModel, ModelEvent, is_members};
 use crate::reached::{Occasion, met_if};
-use rcfarm_api::ids::NodeName;
+use rcfarm_api::allocation::AllocationOwner;
+use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 use rcfarm_api::resource_list::CPU;
 
@@ -36,16 +37,16 @@ fn allocations(model: &JobModel, report: Report<'_>) {
             }
         }
         let members = allocations.pods.iter().filter(|(_, a)| is_members(&a.owner));
-        allocated.extend(members.map(|(pod, _)| (node.clone(), pod.clone())));
+        allocated.extend(members.map(|(pod, a)| (node.clone(), pod.clone(), a.owner.clone())));
     }
     for (id, status) in &model.group_statuses {
         let Some(place) = &status.placement else { continue };
         for (task, n, node) in place.placed() {
             let Ok(pod) = place.pod_ids.pod_id(id, task, n) else { continue };
-            let member = (node.clone(), pod);
+            let member = (node.clone(), pod, AllocationOwner::of_group(id));
             let asks = place.asks.get(task).is_some_and(|asks| !asks.is_empty());
             if place.state == PlacementState::Bound && asks && !allocated.contains(&member) {
-                let (node, pod) = &member;
+                let (node, pod, _) = &member;
                 report(16, format!("{id} may start, and {node} allocated nothing to {pod}"));
             }
         }
@@ -61,7 +62,8 @@ fn allocations(model: &JobModel, report: Report<'_>) {
 pub fn stray(model: &JobModel) -> Option<String> {
     let placed = model.group_statuses.iter().flat_map(|(id, status)| {
         let member = |place: &GroupPlacement, (task, n, node): (&str, u32, &NodeName)| {
-            Some((node.clone(), place.pod_ids.pod_id(id, task, n).ok()?))
+            let pod = place.pod_ids.pod_id(id, task, n).ok()?;
+            Some((node.clone(), pod, AllocationOwner::of_group(id)))
         };
         let of =
             move |place| GroupPlacement::placed(place).filter_map(move |one| member(place, one));
@@ -70,9 +72,11 @@ pub fn stray(model: &JobModel) -> Option<String> {
     let placed: BTreeSet<_> = placed.collect();
     model.allocations.iter().find_map(|(node, allocations)| {
         let mut members = allocations.pods.iter().filter(|(_, a)| is_members(&a.owner));
-        let (pod, _) =
-            members.find(|(pod, _)| !placed.contains(&(node.clone(), (*pod).clone())))?;
-        Some(format!("{node} has an allocation for {pod}, which is no member"))
+        let is_stray = |pod: &PodId, owner: &AllocationOwner| {
+            !placed.contains(&(node.clone(), pod.clone(), owner.clone()))
+        };
+        let (pod, a) = members.find(|(pod, a)| is_stray(pod, &a.owner))?;
+        Some(format!("{node} has an allocation for {pod}, which is no member of {}", a.owner))
     })
 }
 

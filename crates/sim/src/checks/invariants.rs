@@ -282,7 +282,7 @@ pub const GROUPS: &[Group] = &[
                 statement: "An agent stops a process only on proof that its intent is gone, never because a store is empty, new, restored or out of reach. A pod's identity is unique across namespaces, and an agent touches no process of another owner.",
                 watched_in: &[],
                 note: "a pod's owner: not yet",
-                also: "`tests/it/node/trust.rs`",
+                also: "`tests/it/node/trust.rs`, `tests/it/node/owners.rs`",
             },
             Invariant {
                 number: 33,
