@@ -25,7 +25,7 @@ use crate::report::Figure;
 use crate::rows::{Bench, PATIENCE, QUIET, SAMPLING, last_of, sent};
 
 /// A process of fake nodes ([`crate::pods`]).
-struct NodesProcess {
+pub struct NodesProcess {
     child: Child,
     questions: ChildStdin,
     answers: Lines<BufReader<ChildStdout>>,
@@ -38,7 +38,7 @@ impl NodesProcess {
         Ok(serde_json::from_str(&line)?)
     }
 
-    async fn stop(self) -> anyhow::Result<()> {
+    pub async fn stop(self) -> anyhow::Result<()> {
         let NodesProcess { mut child, questions, .. } = self;
         drop(questions);
         tokio::time::timeout(Duration::from_secs(20), child.wait()).await??;
@@ -46,7 +46,7 @@ impl NodesProcess {
     }
 }
 
-fn job(n: usize) -> Namespaced {
+pub fn job(n: usize) -> Namespaced {
     format!("default/bench-{n:05}").parse().expect("a legal name")
 }
 
@@ -64,9 +64,16 @@ fn document(tasks: Vec<Value>, more: Value) -> String {
     json!({"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "spec": spec}).to_string()
 }
 
+/// A job of one pod that runs on, with this request.
+pub fn one_pod(cpu: &str) -> String {
+    let mut task = task("main", 1, json!(["sleep", "3600"]));
+    task["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(cpu);
+    document(vec![task], json!({}))
+}
+
 impl Bench {
     /// Nodes with `cpus` each, and a process that acts for their agents.
-    async fn nodes(&self, count: usize, cpus: usize) -> anyhow::Result<NodesProcess> {
+    pub async fn nodes(&self, count: usize, cpus: usize) -> anyhow::Result<NodesProcess> {
         fleet::make_nodes(&self.store, count).await?;
         let record = |n: usize| {
             let record = NodeRecord {
@@ -91,7 +98,7 @@ impl Bench {
     }
 
     /// An idle farm that has created the queue and the scheduler.
-    async fn idle_farm(&self, name: &str) -> anyhow::Result<crate::farm::FarmProcess> {
+    pub async fn idle_farm(&self, name: &str) -> anyhow::Result<crate::farm::FarmProcess> {
         let farm = self.start(name)?;
         let queue = key::queue(&"default".parse()?);
         let give_up = Instant::now() + PATIENCE;

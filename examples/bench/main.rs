@@ -17,6 +17,7 @@ mod farm;
 mod fleet;
 mod jobs;
 mod machine;
+mod pass;
 mod pods;
 mod raw;
 mod report;
@@ -91,7 +92,8 @@ async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match args.mode {
         Some(Mode::Farm { http_addr, name }) => {
-            return farm::serve(connect(&http_addr)?, &name).await;
+            let (work, session) = (connect(&http_addr)?, connect(&http_addr)?);
+            return farm::serve(work, session, &name).await;
         }
         Some(Mode::Nodes { http_addr }) => return pods::serve(connect(&http_addr)?).await,
         None => {}

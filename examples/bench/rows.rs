@@ -8,15 +8,17 @@ use anyhow::{Context as _, bail};
 use rand::RngExt as _;
 use rcfarm_api::Stored;
 use rcfarm_api::key;
+use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_consul::Consul;
-use rcfarm_store::{Entry, Index, Query, Reader as _};
+use rcfarm_store::{Entry, Index, Op, Query, Reader as _};
 use tokio::time::{Instant, sleep};
 
 use crate::clock::IndexClock;
 use crate::farm::{FarmProcess, Requests};
 use crate::fleet::{self, Rc};
 use crate::machine;
+use crate::pass;
 use crate::raw::{self, Echo};
 use crate::report::Figure;
 
@@ -56,10 +58,16 @@ pub enum Row {
     /// The owner of a job is killed in the middle of the restart of its gang.
     #[value(name = "gang-kill")]
     GangKill,
+    /// Passes of a scheduler over 10,000 waiting groups, without Consul.
+    Pass,
+    /// 2,000 jobs of different sizes that fit on none of 1,000 nodes, for `--idle` seconds; others that fit come.
+    Waiting,
+    /// 5,000 records at rest, and 10 changes of nodes' records a second.
+    NodeChanges,
 }
 
 impl Row {
-    pub const ALL: [Row; 13] = [
+    pub const ALL: [Row; 16] = [
         Row::Cold1000,
         Row::Cold10000,
         Row::Create,
@@ -73,6 +81,9 @@ impl Row {
         Row::Jobs10000,
         Row::Gang1000,
         Row::GangKill,
+        Row::Pass,
+        Row::Waiting,
+        Row::NodeChanges,
     ];
 }
 
@@ -116,6 +127,9 @@ impl Bench {
             Row::Jobs10000 => self.jobs(10_000).await,
             Row::Gang1000 => self.gang(1_000).await,
             Row::GangKill => self.gang_kill().await,
+            Row::Pass => pass::alone(),
+            Row::Waiting => self.waiting(1_000, 2_000).await,
+            Row::NodeChanges => self.node_changes().await,
         }
     }
 
@@ -363,6 +377,41 @@ impl Bench {
                 .p2("47 % (500 RCs)"),
             Figure::new(of("connections"), connections, "").at_most(20.0),
             Figure::new(of("RSS"), rss, "MiB").at_most(80.0).p2("1.1 GB; tuned 176 MB"),
+        ])
+    }
+
+    /// Nodes change their records, as agents do that restart; nobody's eligible nodes change.
+    async fn node_changes(&self) -> anyhow::Result<Vec<Figure>> {
+        let (farm, rcs) = self.settled(200, 5_000, 1).await?;
+        let write = |n: usize| {
+            let address = format!("10.{}.0.1", n / 200);
+            let record = NodeRecord { address, ..NodeRecord::default() };
+            let key = key::node(&fleet::node(n % 200));
+            vec![Op::Set { key, value: record.encode(), flags: 0 }]
+        };
+        for n in 0..200 {
+            fleet::write_all(&self.store, write(n)).await?;
+        }
+        sleep(Duration::from_secs(15)).await;
+        let mut used = Vec::new();
+        for is_changing in [false, true] {
+            let (before, start) = (machine::cpu(farm.pid()?)?, Instant::now());
+            let mut n = 200;
+            while start.elapsed() < Duration::from_secs(self.idle) {
+                if is_changing {
+                    fleet::write_all(&self.store, write(n)).await?;
+                }
+                n += 1;
+                sleep(Duration::from_millis(100)).await;
+            }
+            let cpu = (machine::cpu(farm.pid()?)? - before).as_secs_f64();
+            used.push(100.0 * cpu / start.elapsed().as_secs_f64());
+        }
+        farm.stop().await?;
+        let of = format!("{} RCs: processor, farm", rcs.len());
+        Ok(vec![
+            Figure::new(format!("{of}, at rest"), used[0], "% of a core"),
+            Figure::new(format!("{of}, 10 node records/s"), used[1], "% of a core").at_most(5.0),
         ])
     }
 

@@ -25,6 +25,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use memory::PassMemory;
+use memory::SettledGroup;
 
 use super::bounds::Bounds;
 use super::placing::{
@@ -167,6 +168,8 @@ pub(super) struct Pass<'a, 'm> {
     /// is placed again in the next pass.
     pub(super) blocked_by: BTreeMap<QueueName, GroupId>,
     placed: usize,
+    /// Number of calls of [`Pass::due`].
+    dues: usize,
 }
 
 /// Plans one pass: releases orphaned allocations, updates known groups, places waiting ones in order, then adds the
@@ -179,7 +182,7 @@ pub(super) struct Pass<'a, 'm> {
 pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     memory.begin(seen.fleet, seen.spec.packing);
     let (plan, blocked_by) = (BatchPlan::default(), BTreeMap::new());
-    let mut pass = Pass { seen, memory, plan, blocked_by, placed: 0 };
+    let mut pass = Pass { seen, memory, plan, blocked_by, placed: 0, dues: 0 };
     for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -555,8 +558,16 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
+    /// Equal before and after a step that had no effect.
+    fn effects(&self) -> [usize; 5] {
+        let plan = &self.plan;
+        let (changes, messages) = (plan.changes.len(), plan.message_changes.len());
+        [changes, messages, self.blocked_by.len(), self.dues, usize::from(plan.more)]
+    }
+
     /// Requests another pass at a time.
     pub(super) fn due(&mut self, at: Timestamp) {
+        self.dues += 1;
         self.plan.next = Some(self.plan.next.map_or(at, |next| next.min(at)));
     }
 }

@@ -129,6 +129,10 @@ impl Queues {
         }
         let mut below = name;
         for (link, above) in links() {
+            if above.spec.capability.is_empty() {
+                below = link;
+                continue;
+            }
             let mut all = usage.total(link).clone();
             for sibling in above.children.iter().filter(|child| *child != below) {
                 let Some(kept) = self.0.get(sibling).map(|q| &q.spec.guarantee.resource) else {

@@ -11,10 +11,10 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::identity::{PodIdentity, mark_of, name_of, uid_of};
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::labels::Labels;
-use rcfarm_store::Index;
+use rcfarm_store::{Index, differing};
 
 /// A pod whose labels and name are those of a job's member.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelledMember {
     /// ModifyIndex.
     pub index: Index,
@@ -100,10 +100,9 @@ impl JobPods {
     /// Jobs of which a pod differs between the two. A [`Mismatched`] pod is found when its job is reconciled.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
-        let jobs = old.by_job.keys().chain(new.by_job.keys());
-        let own = jobs.filter(|job| old.by_job.get(job) != new.by_job.get(job));
+        let own = differing(&old.by_job, &new.by_job, BTreeMap::eq);
         let unowned = new.unowned.keys().filter(|job| old.unowned.get(job) != new.unowned.get(job));
-        own.chain(unowned).cloned().collect()
+        own.into_iter().chain(unowned).cloned().collect()
     }
 
     pub(super) fn insert(&mut self, place: PodRef, pod: JobPod) {

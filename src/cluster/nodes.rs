@@ -173,7 +173,5 @@ pub(super) fn differing<K: Ord + Clone, V: PartialEq>(
     old: &BTreeMap<K, V>,
     new: &BTreeMap<K, V>,
 ) -> BTreeSet<K> {
-    let gone = old.keys().filter(|key| !new.contains_key(*key));
-    let changed = new.iter().filter(|(key, value)| old.get(*key) != Some(*value));
-    gone.chain(changed.map(|(key, _)| key)).cloned().collect()
+    rcfarm_store::differing(old, new, V::eq).into_iter().cloned().collect()
 }

@@ -60,6 +60,9 @@ impl ResourceList {
         match name {
             CPU => self.cpu.get_or_insert(0),
             MEMORY => self.memory.get_or_insert(0),
+            counted if self.counted.contains_key(counted) => {
+                self.counted.get_mut(counted).expect("it was just found")
+            }
             counted => self.counted.entry(counted.to_owned()).or_default(),
         }
     }

@@ -52,7 +52,7 @@ pub use rcfarm_api::key::{self, Key, Prefix};
 pub use rights::{list_surely, may_read};
 pub use token_bucket::TokenBucket;
 pub use txn::{ByUser, Fenced, Op, Question, Refusal, Txn, TxnLimits, TxnOutcome, audit_op};
-pub use versioned::{Decoder, Versioned, VersionedIndex};
+pub use versioned::{Decoder, Versioned, VersionedIndex, differing};
 
 use rcfarm_api::ids::SessionId;
 

@@ -1,5 +1,6 @@
 //! Decoded records with their versions, and an index for prefixes that hold one kind of record.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -49,6 +50,30 @@ pub trait Decoder: Send + Sync + 'static {
 /// All records below one prefix, by key. Entries that have not changed since the last read are not decoded again.
 pub struct VersionedIndex<D: Decoder>(pub BTreeMap<D::Key, Arc<Versioned<D::Value>>>);
 
+/// Keys that two maps do not both have with the same value, in their order. One walk over both.
+pub fn differing<'a, K: Ord, V>(
+    old: &'a BTreeMap<K, V>,
+    new: &'a BTreeMap<K, V>,
+    is_same: impl Fn(&V, &V) -> bool,
+) -> Vec<&'a K> {
+    let mut differing = Vec::new();
+    let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
+    loop {
+        let order = match (old.peek(), new.peek()) {
+            (Some((old, _)), Some((new, _))) => old.cmp(new),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return differing,
+        };
+        let before = (order != Ordering::Greater).then(|| old.next()).flatten();
+        let after = (order != Ordering::Less).then(|| new.next()).flatten();
+        match (before, after) {
+            (Some((_, before)), Some((_, after))) if is_same(before, after) => {}
+            (one, other) => differing.extend(one.or(other).map(|(key, _)| key)),
+        }
+    }
+}
+
 impl<D: Decoder> VersionedIndex<D> {
     /// The record at `key`.
     pub fn get(&self, key: &D::Key) -> Option<&Versioned<D::Value>> {
@@ -62,9 +87,7 @@ impl<D: Decoder> VersionedIndex<D> {
 
     /// Keys whose version differs between the two.
     pub fn touched<'a>(old: &'a Self, new: &'a Self) -> impl Iterator<Item = &'a D::Key> {
-        let index = |all: &'a Self, key| all.get(key).map(|record| record.index);
-        let gone = old.0.keys().filter(|key| !new.0.contains_key(*key));
-        gone.chain(new.0.keys().filter(move |key| index(old, key) != index(new, key)))
+        differing(&old.0, &new.0, |old, new| old.index == new.index).into_iter()
     }
 
     /// Keys whose value differs between the two.
@@ -81,15 +104,20 @@ impl<D: Decoder> VersionedIndex<D> {
     /// Whether a key of `old` is gone in `new`.
     #[must_use]
     pub fn has_lost_keys(old: &Self, new: &Self) -> bool {
-        old.0.keys().any(|key| !new.0.contains_key(key))
+        Self::touched(old, new).any(|key| !new.0.contains_key(key))
     }
 }
 
 impl<D: Decoder> CacheIndex for VersionedIndex<D> {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
+        // Consul sorts almost as the map does, so the same key is mostly the next one.
+        let mut next = old.0.iter().peekable();
         let record = |entry: Entry| {
             let key = D::key(prefix, &entry.key)?;
-            match old.0.get_key_value(&key).filter(|(_, old)| old.index == entry.modify_index) {
+            while next.next_if(|(old, _)| **old < key).is_some() {}
+            let known = next.peek().copied().filter(|(old, _)| **old == key);
+            let known = known.or_else(|| old.0.get_key_value(&key));
+            match known.filter(|(_, old)| old.index == entry.modify_index) {
                 Some((key, same)) => Some((key.clone(), same.clone())),
                 None => {
                     let value = D::decode(&key, &entry)?;

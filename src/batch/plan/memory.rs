@@ -2,10 +2,13 @@
 //! nothing: a pass without it has the same result.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::batch::placing::VersionedStatus;
+use crate::cluster::queues::StoredGroup;
 use crate::placement::capacity::{Decision, Fleet, FleetIndex, Gang, GangPlacement, IndexVersion};
-use rcfarm_api::pod_group::spec::TaskSpec;
-use rcfarm_api::pod_group::status::PodGroupReason;
+use rcfarm_api::pod_group::spec::{GroupId, TaskSpec};
+use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
 use rcfarm_api::scheduler::Packing;
 
 /// Number of passes after which a request that nobody has made again is forgotten.
@@ -18,6 +21,34 @@ pub struct PassMemory {
     no_room: BTreeMap<Vec<TaskSpec>, DoesNotFit>,
     packing: Packing,
     pass: u64,
+    /// In the order of their names.
+    pub(super) settled: Vec<SettledGroup>,
+}
+
+/// A group that needs nothing as long as neither its status nor its record changes, whatever the time and the nodes.
+#[derive(Debug)]
+pub(super) struct SettledGroup {
+    pub(super) id: GroupId,
+    status: Arc<PodGroupStatus>,
+    record: Arc<StoredGroup>,
+}
+
+impl SettledGroup {
+    pub(super) fn of(id: &GroupId, known: &VersionedStatus, record: &Arc<StoredGroup>) -> Self {
+        SettledGroup { id: id.clone(), status: known.value.clone(), record: record.clone() }
+    }
+
+    /// Whether status and record are the same objects.
+    pub(super) fn is_of(
+        &self,
+        id: &GroupId,
+        known: &VersionedStatus,
+        record: Option<&Arc<StoredGroup>>,
+    ) -> bool {
+        self.id == *id
+            && Arc::ptr_eq(&self.status, &known.value)
+            && record.is_some_and(|record| Arc::ptr_eq(&self.record, record))
+    }
 }
 
 /// A request that did not fit.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Candidate, Pass};
+use super::{Candidate, Pass, SettledGroup};
 use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, members, missing, parts, with_allocation,
 };
@@ -17,6 +17,11 @@ use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGrou
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
+
+/// Whether members have no pod: their nodes may go down.
+fn has_pending(group: &StoredGroup) -> bool {
+    group.value.as_ref().is_ok_and(|record| record.members.pending > 0)
+}
 
 impl<'a> Pass<'a, '_> {
     /// Updates all groups. Returns those that need a placement.
@@ -31,25 +36,44 @@ impl<'a> Pass<'a, '_> {
                 self.roll_forward(id, known);
             }
         }
+        let settled = std::mem::take(&mut self.memory.settled);
+        let mut settled = settled.into_iter().peekable();
+        let mut groups = seen.groups.iter().peekable();
         for (id, known) in mine {
-            let group = seen.groups.get(id).map(|group| &**group);
-            let group = group.filter(|group| group.created == known.value.of);
+            while groups.next_if(|(group, _)| *group < id).is_some() {}
+            let stored = groups.peek().filter(|(group, _)| *group == id).map(|(_, stored)| *stored);
+            let group = stored.filter(|group| group.created == known.value.of);
             if self.is_set_aside(id) {
-                self.report_set_aside(id, Some(known), group);
+                self.report_set_aside(id, Some(known), group.map(|group| &**group));
                 continue;
             }
-            match self.state_of(known) {
-                Some(PlacementState::Reserving) => {}
-                Some(PlacementState::Releasing) => self.roll_back(id, known, group),
-                _ => match group {
-                    Some(group) => candidates.extend(self.keep(id, known, group)),
-                    None => self.forget(id, known),
-                },
+            while settled.next_if(|group| group.id < *id).is_some() {}
+            if let Some(same) = settled.next_if(|settled| settled.is_of(id, known, stored)) {
+                self.memory.settled.push(same);
+                continue;
+            }
+            match (self.state_of(known), group) {
+                (Some(PlacementState::Reserving), _) => {}
+                (Some(PlacementState::Releasing), group) => {
+                    self.roll_back(id, known, group.map(|group| &**group));
+                }
+                (_, None) => self.forget(id, known),
+                (_, Some(group)) => {
+                    let before = self.effects();
+                    let candidate = self.keep(id, known, group);
+                    if candidate.is_none() && before == self.effects() && !has_pending(group) {
+                        self.memory.settled.push(SettledGroup::of(id, known, group));
+                    }
+                    candidates.extend(candidate);
+                }
             }
         }
-        let is_new =
-            |id: &GroupId| !seen.statuses.contains_key(id) && !seen.unreadable.contains(id);
-        for (id, group) in seen.groups.iter().filter(|(id, _)| is_new(id)) {
+        let mut known = seen.statuses.keys().peekable();
+        for (id, group) in seen.groups {
+            while known.next_if(|known| *known < id).is_some() {}
+            if known.next_if(|known| *known == id).is_some() || seen.unreadable.contains(id) {
+                continue;
+            }
             match &group.value {
                 Ok(record) if self.orders(&record.spec.queue) && self.is_set_aside(id) => {
                     self.report_set_aside(id, None, Some(group));

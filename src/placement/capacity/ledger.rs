@@ -1,8 +1,6 @@
 //! Allocations and releases on several nodes, committed in one transaction.
 
-use std::collections::btree_map::Iter as Nodes;
-use std::collections::{BTreeMap, BTreeSet};
-use std::iter::Peekable;
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use super::node_capacity::{Insufficient, NodeCapacity};
@@ -11,7 +9,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
-use rcfarm_store::{Index, Op};
+use rcfarm_store::{Index, Op, differing};
 
 /// Capacity and allocations of each node. An unknown node has no capacity. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,19 +39,7 @@ impl NodeCapacities {
         if Arc::ptr_eq(&self.0, &old.0) {
             return Vec::new();
         }
-        let is_in =
-            |node: &NodeName,
-             room: &Arc<NodeCapacity>,
-             other: &mut Peekable<Nodes<'a, NodeName, Arc<NodeCapacity>>>| {
-                while other.next_if(|(name, _)| *name < node).is_some() {}
-                other.peek().is_some_and(|(name, same)| *name == node && Arc::ptr_eq(room, same))
-            };
-        let of = |these: &'a NodeCapacities, others: &'a NodeCapacities| {
-            let mut others = others.0.iter().peekable();
-            these.0.iter().filter(move |(node, room)| !is_in(node, room, &mut others))
-        };
-        let differing = of(self, old).chain(of(old, self));
-        differing.map(|(node, _)| node).collect::<BTreeSet<_>>().into_iter().collect()
+        differing(&old.0, &self.0, Arc::ptr_eq)
     }
 
     /// Capacity of a node, shared; `None`: it is not known.
