@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::files::read_yaml;
 use super::output::{Format, Output};
+use rcfarm_api::manifest::set_largest_manifest;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::session::KeeperRuntime;
 use rcfarm_store::time::{IdSource, SystemClock};
@@ -61,6 +62,9 @@ struct Settings {
     /// Prefix of all keys [env: RCFARM_ROOT] [default: none]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = CONSUL)]
     root: Option<String>,
+    /// Limit of a manifest, in bytes [env: RCFARM_MAX_MANIFEST_BYTES] [default: 131072]
+    #[arg(long, global = true, value_name = "BYTES", help_heading = CONSUL, hide_short_help = true)]
+    max_manifest_bytes: Option<usize>,
 }
 
 /// In the file, `null` counts as absent.
@@ -126,6 +130,12 @@ impl Global {
             path.map(|path| read_yaml(&path, " (--config)")).transpose()?;
         let file = file.flatten().unwrap_or_default();
         let config = self.settings.consul().or(ConsulConfig::from_env(&env)).or(file.consul());
+        let text = variable("RCFARM_MAX_MANIFEST_BYTES");
+        let text = text.map(|text| text.parse().context("RCFARM_MAX_MANIFEST_BYTES is no number"));
+        let flag = self.settings.max_manifest_bytes;
+        if let Some(bytes) = flag.or(text.transpose()?).or(file.max_manifest_bytes) {
+            set_largest_manifest(bytes);
+        }
         let root = self.settings.root.clone().or_else(|| variable("RCFARM_ROOT")).or(file.root);
         let root = Prefix::parse(root.as_deref().unwrap_or(""))
             .context("the root (--root, RCFARM_ROOT) must be segments of a key, as in team/a")?;

@@ -9,7 +9,7 @@ use rcfarm_api::ids::check_segment;
 use rcfarm_api::job::spec::{Container, Restart, Template};
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::command_line::Expanded;
-use rcfarm_api::manifest::{CommandStanza, HealthStanza, LONGEST_POD, plain};
+use rcfarm_api::manifest::{CommandStanza, HealthStanza, LONGEST_POD, check_size, plain};
 use rcfarm_api::{FieldError, ResourceList};
 
 /// Values of `restartPolicy`.
@@ -244,6 +244,12 @@ fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container
 /// Refuses arguments and variables that outgrow their limits when they are expanded, as far as they do not depend on
 /// the node.
 fn check_sizes(path: &str, containers: &[Container], issues: &mut FieldIssues) {
+    let words = |c: &Container| c.command.iter().map(String::len).sum::<usize>();
+    let env =
+        |c: &Container| c.env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    if let Err(error) = check_size(containers.iter().map(|c| words(c) + env(c)).sum()) {
+        issues.problem(path, error.reason());
+    }
     let mut bytes = 0;
     for (n, container) in containers.iter().enumerate() {
         let own = container.env.iter().cloned().collect();

@@ -8,6 +8,7 @@ mod clearsign;
 pub mod command_line;
 mod pod;
 mod process;
+mod size;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +26,7 @@ pub use pod::{
     ProcessStanza, RestartStanza, RestartWhen,
 };
 pub use process::{LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE};
+pub use size::{LARGEST_MANIFEST, check_size, set_largest_manifest};
 
 /// A pod manifest with the text that it was read from. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
-use crate::manifest::{Launchable, Manifest, PodManifest};
+use crate::manifest::{Launchable, Manifest, PodManifest, check_size};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
 use crate::{FieldError, ResourceList, key};
@@ -163,6 +163,7 @@ impl RcSpec {
                 "write the record under its own id",
             ));
         }
+        check_size(record.manifest.len()).map_err(|error| error.below("manifest"))?;
         let manifest = Manifest::parse(&record.manifest).map_err(|e| {
             FieldError::new(
                 "manifest",
@@ -299,6 +300,7 @@ pub fn check_count(count: i64) -> Result<u32, FieldError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::LARGEST_MANIFEST;
 
     const ID: &str = "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0";
 
@@ -349,6 +351,18 @@ mod tests {
             let error = RcSpec::check(id, &record).unwrap_err();
             assert_eq!(error.path, format!("manifest.launchables.l.{path}"));
         }
+    }
+
+    #[test]
+    fn manifest_size_is_limited() {
+        let mut record = RcRecord::decode(p2_record().as_bytes()).unwrap();
+        let manifest = |more: usize| format!("id: a\n# {}\n", "x".repeat(more));
+        record.manifest = manifest(LARGEST_MANIFEST - 9);
+        RcSpec::check(ID.parse().unwrap(), &record).unwrap();
+        record.manifest = manifest(LARGEST_MANIFEST);
+        let error = RcSpec::check(ID.parse().unwrap(), &record).unwrap_err();
+        assert_eq!(error.path, "manifest");
+        assert!(error.to_string().contains("at most 131072"), "{error}");
     }
 
     #[test]

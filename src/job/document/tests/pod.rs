@@ -70,3 +70,18 @@ fn single_pod_is_a_job_of_one_member_in_its_queue() {
         assert_eq!(fields(&problems), [field]);
     }
 }
+
+#[test]
+fn template_larger_than_a_manifest_may_be_is_refused() {
+    let id: Namespaced = "default/j".parse().unwrap();
+    let document = |bytes: usize| {
+        let containers = json!([{"name": "c", "command": ["true", "x".repeat(bytes)]}]);
+        json!({"kind": "Pod", "spec": {"containers": containers}})
+    };
+    assert!(read(&id, &document(100_000)).is_ok());
+    // Each string is below the kernel's limit.
+    let mut large = document(100_000);
+    large["spec"]["containers"][0]["env"] = json!([{"name": "A", "value": "x".repeat(100_000)}]);
+    let problems = read(&id, &large).unwrap_err();
+    assert!(problems[0].to_string().contains("at most 131072"), "{problems:?}");
+}
