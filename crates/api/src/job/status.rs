@@ -324,26 +324,26 @@ impl Stored for JobStatus {}
 /// Limit of a status, in bytes. A transaction holds it beside the manifest of a pod and an audit record.
 pub const LARGEST_STATUS: usize = 256 * 1024;
 /// Limit of delayed actions. Further causes wait until one was carried out or dropped.
-pub const MOST_DELAYED: usize = 200;
+pub const MOST_DELAYED: usize = 100;
 /// Longer messages are cut, in bytes.
 const LONGEST_MESSAGE: usize = 2 * 1024;
 
 /// Upper bound of the bytes of a status whose tasks have names of these lengths, and these numbers of members. It holds
-/// after [`JobStatus::keep_small`], for up to 1,000 different attempts of up to 99,999 each.
+/// after [`JobStatus::keep_small`], for up to 1,000 different attempts, by task, of up to 99,999 each.
 #[must_use]
 pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
     let task = |(name, members): (usize, u32)| {
         let members = members as usize;
-        let set = (3 * members + 8).min((members / 4 + 8).max(4 * 1024));
+        let set = (3 * members + 8).min((members / 4 + 8).max(264));
         let by_member = match members {
-            0..=64 => 22 * members,
-            _ => 6 * members + 16 * members.min(1_000) + set,
+            0..=64 => 24 * members,
+            _ => 6 * members + 2 * set,
         };
         // Names and selectors stand in counters and memory.
         700 + 5 * name + 3 * set + by_member
     };
     // Each condition, the state and the errors have a message.
-    12 * LONGEST_MESSAGE + 250 * MOST_DELAYED + tasks.map(task).sum::<usize>()
+    12 * LONGEST_MESSAGE + 250 * MOST_DELAYED + 16 * 1_000 + tasks.map(task).sum::<usize>()
 }
 
 impl JobStatus {

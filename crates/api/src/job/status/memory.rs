@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::Timestamp;
 
 /// Ranges of a set that take more bytes are stored as a bitmap, if that is shorter.
-const RANGES_BYTES: usize = 4 * 1024;
+const RANGES_BYTES: usize = 256;
 
 /// The owner's memory of a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
