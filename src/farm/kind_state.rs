@@ -141,12 +141,15 @@ impl KindState {
         }
     }
 
-    /// Bars a record whose claim was refused, for longer each time.
-    pub(super) fn bar(&mut self, id: RecordId, now: Duration) {
+    /// Bars a record whose claim was refused, for longer each time. Returns whether it was refused before and the cache
+    /// of locks has shown no owner since: the cache is out of date.
+    pub(super) fn bar(&mut self, id: RecordId, now: Duration) -> bool {
         let times = self.refused.entry(id.clone()).or_default();
         let pause = backoff(BUSY_PAUSE, LONGEST_BUSY_PAUSE, *times);
         *times = times.saturating_add(1);
+        let again = *times > 1;
         self.barred.insert(id, now + pause);
+        again
     }
 
     /// Updates what the claim plan reads: since when records have no owner, and which names are not valid.
@@ -179,7 +182,15 @@ impl KindState {
         let owned = |id: &RecordId| locks.0.get(id).is_some_and(|locks| locks.owner.is_some());
         self.unowned_since
             .retain(|id, _| (records.0.contains_key(id) || left_behind.contains(id)) && !owned(id));
-        self.refused.retain(|id, _| records.0.contains_key(id) && !owned(id));
+        let barred = &mut self.barred;
+        self.refused.retain(|id, _| {
+            let is_unowned = records.0.contains_key(id) && !owned(id);
+            // Its owner may hand it over at once.
+            is_unowned || {
+                barred.remove(id);
+                false
+            }
+        });
         self.unusable.retain(|id| records.0.contains_key(id));
         self.had_owner.retain(|id| records.0.contains_key(id));
         for id in records.0.keys() {

@@ -161,7 +161,12 @@ impl FarmLoop<'_> {
     pub(super) fn claimed(&mut self, e: &mut SessionState, n: usize, round: Round) {
         let now = self.uptime();
         let state = &mut self.states[n];
-        for id in round.busy.into_iter().chain(round.unknown) {
+        let mut is_stale = false;
+        for id in round.busy {
+            state.claiming.remove(&id);
+            is_stale |= state.bar(id, now);
+        }
+        for id in round.unknown {
             state.claiming.remove(&id);
             state.bar(id, now);
         }
@@ -196,6 +201,10 @@ impl FarmLoop<'_> {
             let task = async move { (n, name, child.run().await) };
             e.tasks.spawn(failpoints::task(task.instrument(tracing::Span::current())));
             state.running.insert(id, RunningRecord { handle, claim, parting: None });
+        }
+        // Such as after the token had lost its rights for a while: nothing tells that it has them again.
+        if is_stale {
+            self.doubt(e, n);
         }
     }
 
