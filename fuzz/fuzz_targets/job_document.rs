@@ -30,7 +30,8 @@ fuzz_target!(|text: &str| {
     let cluster = Cluster { id: &id, job, peer: &peer };
     for task in job.tasks.iter().filter(|_| job.replicas() <= 100) {
         for slot in (0..task.replicas).map(|index| Slot::new(&task.name, index)) {
-            slot.pod_id(&id).expect("a pod's name");
+            slot.pod_id(&id, rcfarm_api::pod_group::pod_ids::PodIdFormat::Hashed)
+                .expect("a pod's name");
             frameworks::of(job.framework).environment(&cluster, &slot);
         }
     }
