@@ -120,5 +120,6 @@ occasions! { Services: {
     14 PromiseRefused = "a transaction was refused because a node's allocations had changed", 8;
     15 AnswerLost = "a controller's transaction was applied and its answer lost", 100;
     15 LateWrite = "a controller's transaction was applied after the controller gave it up", 3;
+    30 HostileWritten = "a hostile tenant wrote a record that stayed", 60;
     27 FoundUnsettled = "something was not settled when the faults ended", 300;
 } }

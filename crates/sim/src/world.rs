@@ -10,7 +10,7 @@ use crate::farms::Farms;
 use crate::liveness;
 use crate::mix::Mix;
 use crate::nodes::{Nodes, node};
-use crate::reached::{self, Occasion, met_if};
+use crate::reached::{self, Occasion, met, met_if};
 use crate::report::{Options, SimReport};
 use crate::rng::SimRng;
 use crate::schedule::action::{JobAction, NodeAction, RcAction, SimAction};
@@ -53,6 +53,8 @@ pub struct World {
     mix: Mix,
     setup: Setup,
     start: Instant,
+    /// A hostile tenant wrote a record, which stands.
+    has_hostile: bool,
 }
 
 impl World {
@@ -74,8 +76,16 @@ impl World {
         let clock = VirtualClock::new(start);
         let workload = Workload::new(consul.clone(), checker.clone(), clock, ids.fork());
         let farms = Farms::new(consul, checker.clone(), &setup, rng, start);
-        let mut world =
-            World { checker: checker.clone(), nodes, workload, farms, mix, setup, start };
+        let mut world = World {
+            checker: checker.clone(),
+            nodes,
+            workload,
+            farms,
+            mix,
+            setup,
+            start,
+            has_hostile: false,
+        };
         let agents = tokio::spawn(world.nodes.clone().run());
         let play = async {
             world.set_up();
@@ -152,6 +162,11 @@ impl World {
             SimAction::Node(action) => self.act_on_node(&action),
             SimAction::Rc(action) => self.act_on_rc(&action),
             SimAction::Job(action) => self.act_on_job(&action),
+            SimAction::Tenant(hostile) => {
+                self.has_hostile = true;
+                met(Occasion::HostileWritten);
+                self.workload.write_hostile(hostile, &self.setup.jobs);
+            }
         }
     }
 
@@ -293,7 +308,11 @@ impl World {
         let deadline = monotonic() + limit;
         while let Some((own, what)) = self.unsettled() {
             if monotonic() >= deadline {
-                let invariant = if own == 27 { invariant } else { own };
+                let invariant = match own {
+                    27 if self.has_hostile => 30,
+                    27 => invariant,
+                    _ => own,
+                };
                 self.checker.violated(invariant, format!("not within {limit:?} {after}: {what}"));
                 return;
             }

@@ -266,8 +266,8 @@ pub const GROUPS: &[Group] = &[
             Invariant {
                 number: 30,
                 statement: "What a record contains changes nothing for records that do not depend on it, beyond a stated delay. No value that a tenant can write stops a farm, an agent, a pass or another tenant's record.",
-                watched_in: &[],
-                note: "not yet",
+                watched_in: &["workload/hostile.rs", "world.rs"],
+                note: "",
                 also: "`tests/it/admission.rs`, fuzz targets",
             },
             Invariant {

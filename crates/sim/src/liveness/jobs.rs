@@ -7,6 +7,7 @@ use crate::checks::stray;
 use crate::facts::CheckFacts;
 use crate::model::JobModel;
 use crate::workload::documents::QUEUES;
+use crate::workload::hostile::is_hostile;
 use rcfarm_api::command::Target;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName};
@@ -25,7 +26,13 @@ pub fn unsettled(
         return Some((27, what));
     }
     commands(model)
-        .or_else(|| model.jobs.keys().find_map(|id| job(model, facts, live, id)))
+        .or_else(|| {
+            model
+                .jobs
+                .keys()
+                .filter(|id| !is_hostile(id))
+                .find_map(|id| job(model, facts, live, id))
+        })
         .or_else(|| gangs(model))
         .or_else(|| machines(model))
         .or_else(|| queues(model))
@@ -35,7 +42,7 @@ pub fn unsettled(
 fn commands(model: &JobModel) -> Option<(u32, String)> {
     model.commands.iter().find_map(|(id, command)| {
         let there = match &command.target {
-            Target::Job { job, .. } => model.jobs.contains_key(job),
+            Target::Job { job, .. } => model.jobs.contains_key(job) && !is_hostile(job),
             Target::Queue { queue } => model.queues.contains_key(queue),
         };
         there.then(|| (22, format!("command {id} was not carried out: {command:?}")))
@@ -80,7 +87,8 @@ fn job(
 
 /// 16: no gang is partly placed, and ended ones have no allocations.
 fn gangs(model: &JobModel) -> Option<(u32, String)> {
-    let half = model.group_statuses.iter().find_map(|(id, status)| {
+    let ours = model.group_statuses.iter().filter(|(id, _)| !is_hostile(id));
+    let half = ours.into_iter().find_map(|(id, status)| {
         let place = status.placement.as_ref()?;
         (place.state != PlacementState::Bound).then(|| format!("{id} is {:?}", place.state))
     });

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::faults::{NetworkFaults, millis};
 use crate::scheduler::Mood;
+use crate::workload::hostile::Hostile;
 use rcfarm_api::command::CommandAction;
 
 /// One action. Nodes, farms, replication controllers and jobs are numbered.
@@ -15,6 +16,8 @@ pub enum SimAction {
     Node(NodeAction),
     Rc(RcAction),
     Job(JobAction),
+    /// A hostile tenant writes a record, which stays.
+    Tenant(Hostile),
 }
 
 /// One injected fault. Numbers are those of farms.
@@ -134,5 +137,11 @@ impl From<RcAction> for SimAction {
 impl From<JobAction> for SimAction {
     fn from(action: JobAction) -> SimAction {
         SimAction::Job(action)
+    }
+}
+
+impl From<Hostile> for SimAction {
+    fn from(action: Hostile) -> SimAction {
+        SimAction::Tenant(action)
     }
 }

@@ -11,6 +11,8 @@ use crate::mix::{Mix, Scenario};
 use crate::rng::SimRng;
 use crate::workload::documents::KINDS;
 
+/// Of a thousand worlds, this many have a hostile tenant.
+const HOSTILE: u32 = 120;
 /// Jumps of clocks, in seconds, where no timer of a job depends on them.
 const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
 /// Jumps where one does.
@@ -63,6 +65,10 @@ impl Schedule {
         let agents = if restores { Vec::new() } else { agents(&mut builder.rng, mix) };
         if !agents.is_empty() {
             builder.agents(&agents);
+        }
+        builder.rng = SimRng::new(seed ^ 0x686f_7374_696c_6531);
+        if builder.rng.permille(HOSTILE) {
+            builder.hostile(mix);
         }
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();

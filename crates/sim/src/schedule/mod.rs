@@ -7,5 +7,6 @@ mod draw;
 mod jobs;
 mod recorded;
 mod services;
+mod tenant;
 
 pub use recorded::{FarmDesign, Schedule, Setup, Timed};

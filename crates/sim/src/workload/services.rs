@@ -10,7 +10,7 @@ use crate::reached::{Occasion, met};
 use rcfarm_api::Stored;
 use rcfarm_api::audit::{self, AuditRecord, ControllerChange, Details};
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord};
 use rcfarm_store::time::Clock;
@@ -22,7 +22,12 @@ impl Workload {
         matches!(done, Ok(TxnOutcome::Committed { .. }))
     }
 
-    fn change(&self, n: usize, before: Option<i64>, after: Option<i64>) -> ControllerChange {
+    pub(super) fn change(
+        &self,
+        n: usize,
+        before: Option<i64>,
+        after: Option<i64>,
+    ) -> ControllerChange {
         ControllerChange {
             replication_controller_id: rc_id(n),
             pod_id: Some(pod_id(n)),
@@ -45,18 +50,21 @@ impl Workload {
         RcRecord::decode(&self.get(&key::rc(rc_id(n)))?.value).ok()
     }
 
-    fn bell(&self, n: usize) -> Op {
+    fn bell(&self, id: RcId) -> Op {
         let value = self.ids.uuid().to_string().into();
-        Op::Set { key: key::rc_bell(rc_id(n)), value, flags: 0 }
+        Op::Set { key: key::rc_bell(id), value, flags: 0 }
     }
 
     /// Creates a record.
     pub fn create_rc(&self, n: usize) {
-        let record = record(n);
-        let created = self.change(n, None, Some(record.replicas_desired));
+        self.create(&record(n), self.change(n, None, Some(record(n).replicas_desired)));
+    }
+
+    /// Creates a record with its audit record.
+    pub(super) fn create(&self, record: &RcRecord, created: ControllerChange) {
         let (key, value) = (key::rc(record.id), record.encode());
         let put = Op::Set { key, value, flags: 0 };
-        self.txn(&[put, self.log(&Details::ControllerCreated(created)), self.bell(n)]);
+        self.txn(&[put, self.log(&Details::ControllerCreated(created)), self.bell(record.id)]);
     }
 
     /// Changes a record if it is valid.
@@ -68,7 +76,7 @@ impl Workload {
         let put = Op::Set { key: key::rc(record.id), value: record.encode(), flags: 0 };
         let log = self.log(&Details::ControllerScaled(scaled));
         // Some users ring the doorbell, some do not.
-        let bell = self.bell(n);
+        let bell = self.bell(record.id);
         let ops = [put, log, bell];
         self.txn(if self.ids.below(2) == 0 { &ops } else { &ops[..2] });
     }

@@ -1,0 +1,25 @@
+//! What a hostile tenant writes.
+
+use std::time::Duration;
+
+use super::builder::ScheduleBuilder;
+use crate::mix::Mix;
+use crate::workload::hostile::{Hostile, HostileKind, KINDS, NATURES};
+
+impl ScheduleBuilder {
+    /// Adds a few hostile records of the kinds that the world's farms read.
+    pub fn hostile(&mut self, mix: Mix) {
+        for _ in 0..2 + self.rng.below(4) {
+            let kind = *self.rng.pick(&KINDS);
+            let read = match kind {
+                HostileKind::Rc | HostileKind::RcLabels | HostileKind::Bell => mix.services,
+                _ => mix.jobs,
+            };
+            let (nature, of) = (*self.rng.pick(&NATURES), self.rng.below(8));
+            let at = self.rng.between(Duration::from_secs(1), self.healed_at);
+            if read {
+                self.at(at, Hostile { kind, nature, of });
+            }
+        }
+    }
+}
