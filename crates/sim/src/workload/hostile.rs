@@ -9,8 +9,10 @@ use uuid::Uuid;
 
 use super::documents::{document, pod_id, record};
 use super::users::Workload;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{Namespaced, QueueName, RcId};
 use rcfarm_api::key;
+use rcfarm_api::rc::spec::RcSpec;
 
 /// Namespace of the hostile tenant. Nothing of it needs to settle.
 pub const NAMESPACE: &str = "rival";
@@ -145,6 +147,10 @@ impl Workload {
             Nature::Overflowing | Nature::Many => i64::MAX,
             _ => 1,
         };
+        if RcSpec::decode(record.id, &record.encode()).is_err() {
+            // The commands refuse it, so it has no audit record either.
+            return self.put(&key::rc(record.id), record.encode());
+        }
         let mut created = self.change(of, None, Some(record.replicas_desired));
         created.replication_controller_id = record.id;
         created.pod_id = id.parse().ok();
