@@ -117,7 +117,7 @@ impl Workload {
         let id = self.ids.ordered_uuid(self.clock.wall());
         let key = match &command.target {
             // As older command lines write it.
-            Target::Job { .. } if id.as_u128() % 2 == 0 => key::command(id),
+            Target::Job { .. } if id.as_u128().is_multiple_of(2) => key::command(id),
             Target::Job { job, .. } => key::job_command(&job.namespace, id),
             Target::Queue { .. } => key::command(id),
         };
