@@ -217,8 +217,11 @@ impl SchedulerController {
         details: Option<Details>,
     ) -> Result<Action, ReconcileError> {
         let dropped = ops.iter().take(2).cloned().collect();
+        // A small one is refused by something between the farm and Consul, and is tried again.
+        let bytes: usize = ops.iter().map(Op::body_bytes).sum();
+        let is_large = bytes > self.ctx.limits.bytes / 2;
         let written = match self.commit(input.record_index, ops, details).await {
-            Err(ReconcileError::Store(error @ StoreError::TooLarge { .. })) => {
+            Err(ReconcileError::Store(error @ StoreError::TooLarge { .. })) if is_large => {
                 warn!(alert = true, %error, "the queue's record is too large to change: the command is dropped");
                 self.commit(input.record_index, dropped, None).await?
             }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::history::History;
+use super::services::AFTER_RESTORE;
 use crate::facts::VIEW;
 use rcfarm::job::document;
 use rcfarm::job::manifest::PodIdentity;
@@ -182,8 +183,13 @@ impl JobModel {
     /// Replaces the model by a restored state; later history is dropped.
     pub fn reload(&mut self, at: Duration, tables: &Tables) {
         let tries = std::mem::take(&mut self.history.ended);
+        let mut absences = std::mem::take(&mut self.history.absences);
+        for (node, view) in &self.nodes {
+            let absence = view.gone_since.map(|from| (from, at));
+            absences.entry(node.clone()).or_default().extend(absence);
+        }
         *self = JobModel { restored_at: Some(at), ..JobModel::default() };
-        self.history.ended = tries;
+        (self.history.ended, self.history.absences) = (tries, absences);
         for entry in tables.kv.list("") {
             self.set(at, &entry.key, Some(entry));
         }
@@ -356,10 +362,11 @@ impl JobModel {
         self.nodes.insert(node.clone(), NodeView { gone, gone_since, draining, capacity });
     }
 
-    /// Whether some view within [`VIEW`] may show the node as down.
+    /// Whether some view may show the node as down: one within [`VIEW`], or from before a recent restore.
     #[must_use]
     pub fn maybe_down(&self, place: &PodRef, now: Duration) -> bool {
-        let from = now.saturating_sub(VIEW);
+        let restored = self.restored_at.filter(|at| now < *at + AFTER_RESTORE);
+        let from = restored.map_or(now, |at| at.min(now)).saturating_sub(VIEW);
         let gone = self.nodes.get(&place.node).is_some_and(|node| node.gone);
         let absences = self.history.absences.get(&place.node);
         gone || absences.is_some_and(|all| all.iter().any(|(_, until)| *until >= from))

@@ -154,7 +154,7 @@ pub enum Unfit {
 }
 
 /// After a restored snapshot, caches show old data until their next full read, which is within 5 minutes.
-const AFTER_RESTORE: Duration = Duration::from_secs(310);
+pub(super) const AFTER_RESTORE: Duration = Duration::from_secs(310);
 
 /// Replication controllers, their pods and nodes.
 #[derive(Default)]
