@@ -5,6 +5,7 @@ use std::io::Write;
 
 use anyhow::Context;
 use futures_util::StreamExt;
+use reqwest::redirect::Policy;
 use serde::Serialize;
 
 use super::context::CommandContext;
@@ -248,7 +249,8 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
         rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
         url.push_str(&format!("&launchable={launchable}"));
     }
-    let answer = reqwest::get(&url).await.map_err(|error| {
+    let client = reqwest::Client::builder().no_proxy().redirect(Policy::none()).build()?;
+    let answer = client.get(&url).send().await.map_err(|error| {
         failure(format!("{node} does not answer on {address}: {error}"), "does its agent run?")
     })?;
     if !answer.status().is_success() {

@@ -17,7 +17,7 @@
 //!     stop_signal: TERM
 //!     grace: 10s                    # from the stop signal to KILL
 //!     restart: {policy: always, backoff: 1s, max_backoff: 60s}     # or just: always | on_failure | never
-//!     health: {http: "http://127.0.0.1:${NODE_PORT}/", interval: 5s, timeout: 2s, critical_after: 3}
+//!     health: {http: "http://127.0.0.1:${NODE_PORT}/", interval: 5s, timeout: 2s, critical_after: 3, restart_after: 10}
 //! ```
 
 use std::collections::BTreeMap;
@@ -167,6 +167,7 @@ fn check(stanza: HealthStanza, durations: ProcessDurations) -> Result<HealthChec
         thresholds: Thresholds {
             passing_after: stanza.passing_after.unwrap_or(1).max(1),
             critical_after: stanza.critical_after.unwrap_or(3).max(1),
+            restart_after: stanza.restart_after.map(|after| after.max(1)),
         },
     })
 }
@@ -210,7 +211,8 @@ mod tests {
         assert_eq!(process.restart.policy, RestartWhen::OnFailure);
         let check = process.health.as_ref().unwrap();
         assert_eq!(check.probe, Probe::Tcp("127.0.0.1:1".to_owned()));
-        assert_eq!(check.thresholds, Thresholds { passing_after: 1, critical_after: 2 });
+        let thresholds = Thresholds { passing_after: 1, critical_after: 2, restart_after: None };
+        assert_eq!(check.thresholds, thresholds);
     }
 
     #[test]

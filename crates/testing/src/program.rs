@@ -32,8 +32,14 @@ impl Program {
     /// The same with an ACL token.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Program {
+        self.with_env("CONSUL_HTTP_TOKEN", token)
+    }
+
+    /// The same with another environment variable.
+    #[must_use]
+    pub fn with_env(&self, name: &str, value: &str) -> Program {
         let mut program = self.clone();
-        program.env.insert("CONSUL_HTTP_TOKEN".to_owned(), token.into());
+        program.env.insert(name.to_owned(), value.into());
         program
     }
 

@@ -172,6 +172,9 @@ pub struct HealthStanza {
     /// Bad results in a row until it is critical.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub critical_after: Option<u32>,
+    /// Bad results in a row until the process is stopped and started again. Absent: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_after: Option<u32>,
 }
 
 impl PodManifest {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -34,13 +35,15 @@ pub enum Probe {
     Exec(Vec<String>),
 }
 
-/// How many results in a row change the health.
+/// How many results in a row change the health, or restart the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
     /// Passing or warning results until the process is passing or warning.
     pub passing_after: u32,
     /// Critical results until the process is critical.
     pub critical_after: u32,
+    /// Critical results until the process is restarted; `None`: never.
+    pub restart_after: Option<u32>,
 }
 
 /// Health of a process from the results of its check. Pure.
@@ -75,6 +78,13 @@ impl HealthVerdict {
     pub fn health(&self) -> Health {
         self.health
     }
+
+    /// The number of critical results in a row, once there are enough to restart the process.
+    pub fn restarts_after(&self) -> Option<u32> {
+        let (is_good, in_a_row) = self.in_a_row;
+        let is_due = self.thresholds.restart_after.is_some_and(|after| in_a_row >= after);
+        (!is_good && is_due).then_some(in_a_row)
+    }
 }
 
 /// Runs the check once. Returns the result and a message for the pod's status.
@@ -98,8 +108,22 @@ fn target(text: &str, env: &BTreeMap<String, String>) -> String {
     expand(text, env, LONGEST_STRING).unwrap_or_else(|| text.to_owned())
 }
 
+/// The client of all HTTP checks: to make one reads and parses every trusted certificate of the machine. It uses no
+/// proxy, follows no redirect, which could lead to another host, and opens a connection for each check, as Consul does.
+static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new(|| {
+    reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .pool_max_idle_per_host(0)
+        .build()
+});
+
 async fn http(url: String) -> (Health, String) {
-    match reqwest::get(&url).await {
+    let client = match &*CLIENT {
+        Ok(client) => client,
+        Err(error) => return (Health::Critical, error.to_string()),
+    };
+    match client.get(&url).send().await {
         Ok(answer) => {
             let status = answer.status();
             let health = match status.as_u16() {
@@ -156,7 +180,8 @@ mod tests {
     #[test]
     fn health_changes_after_threshold_results_in_a_row() {
         use Health::{Critical, Passing, Unknown, Warning};
-        let start = HealthVerdict::new(Thresholds { passing_after: 2, critical_after: 3 });
+        let thresholds = Thresholds { passing_after: 2, critical_after: 3, restart_after: None };
+        let start = HealthVerdict::new(thresholds);
         for (answers, health) in [
             (vec![], Unknown),
             (vec![Passing], Unknown),
@@ -169,7 +194,45 @@ mod tests {
         ] {
             let end = answers.iter().fold(start, |verdict, answer| verdict.after(*answer));
             assert_eq!(end.health(), health, "{answers:?}");
+            assert_eq!(end.restarts_after(), None, "{answers:?}");
         }
+    }
+
+    #[test]
+    fn a_restart_is_due_after_critical_results_in_a_row() {
+        use Health::{Critical, Passing, Warning};
+        let thresholds = Thresholds { passing_after: 1, critical_after: 1, restart_after: Some(2) };
+        let start = HealthVerdict::new(thresholds);
+        for (answers, due) in [
+            (vec![], None),
+            (vec![Critical], None),
+            (vec![Critical, Critical], Some(2)),
+            (vec![Critical, Warning, Critical], None),
+            (vec![Passing, Passing, Passing], None),
+        ] {
+            let end = answers.iter().fold(start, |verdict, answer| verdict.after(*answer));
+            assert_eq!(end.restarts_after(), due, "{answers:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_redirect_passes_and_is_not_followed() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let target = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        target.set_nonblocking(true).unwrap();
+        let to = target.local_addr().unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await.unwrap();
+            let head = "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://";
+            stream.write_all(format!("{head}{to}/\r\n\r\n").as_bytes()).await.unwrap();
+        };
+        let (result, ()) = tokio::join!(http(url.clone()), answer);
+        assert_eq!(result, (Health::Passing, format!("{url}: 302 Found")));
+        let followed = target.accept().map(|_| ());
+        assert_eq!(followed.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 
     #[tokio::test]
@@ -190,7 +253,8 @@ mod tests {
             (Probe::Http("http://127.0.0.1:1/".to_owned()), Health::Critical),
             (Probe::Http("no address".to_owned()), Health::Critical),
         ] {
-            let thresholds = Thresholds { passing_after: 1, critical_after: 1 };
+            let thresholds =
+                Thresholds { passing_after: 1, critical_after: 1, restart_after: None };
             let limit = Duration::from_secs(30);
             let health_check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
             assert_eq!(check(&health_check, &env, here).await.0, health, "{health_check:?}");

@@ -46,6 +46,8 @@ pub(super) struct PodProcess {
     /// Starts in a row that failed before the process ran.
     failed_starts: u32,
     last_exit: Option<ProcessExit>,
+    /// Failed health checks in a row for which it is being stopped.
+    pub(super) failed_checks: Option<u32>,
     /// `None` without a health check.
     pub(super) verdict: Option<HealthVerdict>,
     /// Result of the check that last changed the verdict.
@@ -63,6 +65,7 @@ impl PodProcess {
             failures: 0,
             failed_starts: 0,
             last_exit: None,
+            failed_checks: None,
             verdict: None,
             health_message: String::new(),
             checker: None,
@@ -241,7 +244,12 @@ impl PodTask {
         let ran = process.running.take().map_or(Duration::ZERO, |running| {
             exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
         });
-        let was_stopped = process.state == AgentPodState::Stopping;
+        let failed_checks = process.failed_checks.take();
+        let was_stopped = process.state == AgentPodState::Stopping && failed_checks.is_none();
+        let exit = match failed_checks {
+            Some(count) => unhealthy(exit, count),
+            None => exit,
+        };
         process.failed_starts = process
             .failed_starts
             .saturating_add(u32::from(process.state == AgentPodState::Starting));
@@ -468,6 +476,12 @@ impl PodTask {
             message,
         }
     }
+}
+
+/// The end of a process that was stopped because of its health. It counts as a failure, whatever its code.
+fn unhealthy(exit: ProcessExit, failed_checks: u32) -> ProcessExit {
+    let why = format!("stopped because its health check failed {failed_checks} times in a row");
+    ProcessExit { code: exit.code.filter(|code| *code != 0), why: Some(why), ..exit }
 }
 
 /// `(uid, gid)` of a user: a name in `/etc/passwd`, or numbers as `uid` or `uid:gid`.

@@ -241,6 +241,11 @@ impl NodePods {
         if process.verdict.map(|v| v.health()) != before.map(|v| v.health()) {
             process.health_message = message;
         }
+        let failed = process.verdict.and_then(|verdict| verdict.restarts_after());
+        if let (Some(failed), AgentPodState::Running) = (failed, process.state) {
+            process.failed_checks = Some(failed);
+            self.stop(id, name, "its health check fails");
+        }
     }
 
     /// Starts two tasks for a running process: one waits for its end, one checks its health.
