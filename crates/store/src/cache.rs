@@ -15,7 +15,9 @@ use super::mass_deletion_guard::{self, UntrustedReason};
 use crate::rights::may_read;
 use crate::time::{IdSource, monotonic};
 use crate::watch::{PollPolicy, Transferred, TreeWatch};
-use crate::{Answer, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket, offload};
+use crate::{
+    Answer, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket, TreeLister, offload,
+};
 use rcfarm_api::backoff;
 
 pub use overlay::Overlay;
@@ -114,8 +116,7 @@ struct SentRead {
 
 /// Cache of one Consul prefix, kept current by one blocking query and shared by all readers.
 pub struct Cache<T> {
-    reader: Arc<dyn Reader>,
-    prefix: Prefix,
+    lister: Arc<TreeLister>,
     poll_policy: PollPolicy,
     guarded: bool,
     seen: Mutex<Arc<Snapshot<T>>>,
@@ -126,6 +127,8 @@ pub struct Cache<T> {
     doubted: Notify,
     first: Notify,
     listeners: Mutex<Vec<Listener<T>>>,
+    /// The error of a read that had no answer in time, and until when [`Cache::read_now`] returns it again.
+    failed_until: Mutex<Option<(Instant, StoreError)>>,
 }
 
 /// Called with the snapshot reported last and the new one.
@@ -158,10 +161,10 @@ impl<T: CacheIndex> Cache<T> {
         guarded: bool,
     ) -> Arc<Self> {
         Arc::new(Cache {
-            reader,
-            prefix,
+            lister: Arc::new(TreeLister::new(reader, prefix)),
             poll_policy,
             guarded,
+            failed_until: Mutex::default(),
             seen: Mutex::default(),
             sent: AtomicU64::new(0),
             taking: Mutex::default(),
@@ -174,7 +177,7 @@ impl<T: CacheIndex> Cache<T> {
 
     /// The prefix.
     pub fn prefix(&self) -> &Prefix {
-        &self.prefix
+        self.lister.prefix()
     }
 
     /// The last snapshot.
@@ -189,7 +192,7 @@ impl<T: CacheIndex> Cache<T> {
     pub async fn read_now(&self) -> Result<Arc<Snapshot<T>>, StoreError> {
         loop {
             let request = self.request();
-            let answer = self.reader.list(&self.prefix, Query::CONSISTENT).await?;
+            let answer = self.list_now().await?;
             let (answer, _) = self.verified(answer, true).await?;
             let before = self.snapshot().index;
             if !offload(answer.value.len(), || self.take(answer, request, true)).await {
@@ -201,6 +204,24 @@ impl<T: CacheIndex> Cache<T> {
             }
             return Ok(seen);
         }
+    }
+
+    /// Lists the tree. After a list without an answer in time, the error is returned again for as long as that list took:
+    /// such a read costs Consul the whole tree, and each record's task would repeat it.
+    async fn list_now(&self) -> Result<Answer<Vec<Entry>>, StoreError> {
+        let asked = monotonic();
+        let failed = self.failed_until.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((until, error)) = failed
+            && asked < until
+        {
+            return Err(error);
+        }
+        let answer = self.lister.list(Query::CONSISTENT).await;
+        let now = monotonic();
+        let failed = answer.as_ref().err().filter(|e| matches!(e, StoreError::Timeout { .. }));
+        *self.failed_until.lock().unwrap_or_else(PoisonError::into_inner) = failed
+            .map(|error| (now + (now - asked).min(self.poll_policy.max_pause), error.clone()));
+        answer
     }
 
     fn request(&self) -> SentRead {
@@ -250,8 +271,8 @@ impl<T: CacheIndex> Cache<T> {
         ids: IdSource,
         changed: impl Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync,
     ) {
-        let (reader, prefix) = (self.reader.clone(), self.prefix.clone());
-        let mut watch = TreeWatch::reading(reader, prefix, FULL_EVERY, self.poll_policy.reading);
+        let reading = self.poll_policy.reading;
+        let mut watch = TreeWatch::reading(self.lister.clone(), FULL_EVERY, reading);
         let mut told = Arc::new(Snapshot::default());
         let mut budget = TokenBucket::default();
         let mut failures = 0;
@@ -275,7 +296,7 @@ impl<T: CacheIndex> Cache<T> {
             let pause = match answer {
                 Ok((answer, confirmed)) => {
                     if failures > 0 {
-                        info!(tree = %self.prefix, failures, "the cache's prefix can be read again");
+                        info!(tree = %self.prefix(), failures, "the cache's prefix can be read again");
                     }
                     failures = 0;
                     let before = self.snapshot();
@@ -312,11 +333,15 @@ impl<T: CacheIndex> Cache<T> {
                     watch.reset();
                     failures += 1;
                     if failures == 1 || failures % 20 == 0 {
-                        warn!(tree = %self.prefix, failures, %error, "cannot read the cache's prefix");
+                        warn!(tree = %self.prefix(), failures, %error, "cannot read the cache's prefix");
                     }
                     let base = Duration::from_millis(100);
                     let pause = backoff(base, Duration::from_secs(5), failures - 1);
-                    ids.jitter(pause, 0.5)
+                    ids.jitter(pause, 0.5).max(self.pause_after_failure(
+                        &mut budget,
+                        &error,
+                        watch.is_confirmed().then_some(request.at),
+                    ))
                 }
             };
             if pause > Duration::ZERO {
@@ -326,6 +351,23 @@ impl<T: CacheIndex> Cache<T> {
                     () = tokio::time::sleep(pause) => {}
                 }
             }
+        }
+    }
+
+    /// The pause after a failed read. A list without an answer in time costs Consul as much as one that succeeded. Of a
+    /// blocking query, which was not sent at `sent`, nobody knows how long it waited.
+    fn pause_after_failure(
+        &self,
+        budget: &mut TokenBucket,
+        error: &StoreError,
+        sent: Option<Instant>,
+    ) -> Duration {
+        match (error, sent) {
+            (StoreError::Timeout { .. }, Some(sent)) => {
+                let now = monotonic();
+                self.poll_policy.pause_after_read(budget, now - sent, now)
+            }
+            _ => Duration::ZERO,
         }
     }
 
@@ -344,8 +386,8 @@ impl<T: CacheIndex> Cache<T> {
         if !is_blank && judge(seen.trusted_len, answer.value.len(), answer.filtered).is_none() {
             return Ok((answer, confirmed));
         }
-        if may_read(self.reader.as_ref(), &self.prefix).await? {
-            return Ok((self.reader.list(&self.prefix, Query::CONSISTENT).await?, true));
+        if may_read(self.lister.reader(), self.prefix()).await? {
+            return Ok((self.lister.list(Query::CONSISTENT).await?, true));
         }
         answer.filtered = true;
         Ok((answer, confirmed))
@@ -377,8 +419,8 @@ impl<T: CacheIndex> Cache<T> {
             return true;
         }
         let mut news = answer.value;
-        news.retain(|entry| !self.prefix.is_sentinel(&entry.key));
-        let value = T::build(&old.value, &self.prefix, news);
+        news.retain(|entry| !self.prefix().is_sentinel(&entry.key));
+        let value = T::build(&old.value, self.prefix(), news);
         let untrusted = if self.guarded {
             judge(old.trusted_len, value.len(), answer.filtered)
         } else {
@@ -386,12 +428,12 @@ impl<T: CacheIndex> Cache<T> {
         };
         match (&old.untrusted, &untrusted) {
             (None, Some(why)) => warn!(
-                alert = true, tree = %self.prefix, entries = value.len(), before = old.trusted_len,
+                alert = true, tree = %self.prefix(), entries = value.len(), before = old.trusted_len,
                 %why, "the prefix shrank suspiciously: nothing is removed or moved until its keys \
                 are back, or `rcfarm farm confirm` accepts the loss"
             ),
             (Some(_), None) => {
-                info!(tree = %self.prefix, "the mass deletion guard no longer holds this prefix")
+                info!(tree = %self.prefix(), "the mass deletion guard no longer holds this prefix")
             }
             _ => {}
         }

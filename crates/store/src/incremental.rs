@@ -33,6 +33,11 @@ pub struct Sizes {
     pub share: usize,
 }
 
+impl Sizes {
+    /// Divides any tree of two keys or more, into parts as small as one key.
+    pub(super) const SMALLEST: Sizes = Sizes { many: 2, few: 1, asked: 1, little: 0, share: 1 };
+}
+
 impl Default for Sizes {
     fn default() -> Self {
         let usual = Sizes { many: 64, few: 48, asked: 128, little: 16 * 1024, share: 8 };
@@ -301,7 +306,7 @@ async fn get(reader: &dyn Reader, keys: Vec<Key>) -> Result<Option<Vec<Entry>>, 
 }
 
 /// Divides sorted keys into prefixes, so that each key belongs to exactly one. `None` if that is impossible.
-fn divide(keys: &[String], sizes: Sizes) -> Option<Vec<Prefix>> {
+pub(super) fn divide(keys: &[String], sizes: Sizes) -> Option<Vec<Prefix>> {
     if keys.len() < sizes.many || !keys.is_sorted() {
         return None;
     }

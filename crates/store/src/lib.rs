@@ -29,6 +29,7 @@ mod rights;
 pub mod session;
 pub mod time;
 mod token_bucket;
+mod tree_lister;
 mod txn;
 pub mod versioned;
 pub mod watch;
@@ -51,6 +52,7 @@ pub use rcfarm_api::Index;
 pub use rcfarm_api::key::{self, Key, Prefix};
 pub use rights::{list_surely, may_read};
 pub use token_bucket::TokenBucket;
+pub use tree_lister::TreeLister;
 pub use txn::{ByUser, Fenced, Op, Question, Refusal, Txn, TxnLimits, TxnOutcome, audit_op};
 pub use versioned::{Decoder, Versioned, VersionedIndex, differing};
 

@@ -7,7 +7,9 @@ use tokio::time::{Instant, sleep};
 
 pub use super::incremental::Transferred;
 use super::incremental::{IncrementalReader, Sizes};
-use super::{Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket};
+use super::{
+    Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket, TreeLister,
+};
 use crate::time::monotonic;
 
 /// Longest wait of a blocking query. A query that the client dropped occupies the Consul agent until then.
@@ -144,8 +146,7 @@ impl PollPolicy {
 /// A large tree may be read in parts ([`Reading`]). Each entry is then at least as new as the answer's index; some are
 /// newer.
 pub struct TreeWatch {
-    reader: Arc<dyn Reader>,
-    prefix: Prefix,
+    lister: Arc<TreeLister>,
     position: Position,
     full_every: Duration,
     confirmed: bool,
@@ -163,20 +164,15 @@ const NO_NEWS_PAUSE: Duration = Duration::from_millis(10);
 impl TreeWatch {
     /// A watch on `prefix` with a full read every `full_every`. Large trees are read in parts.
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
-        Self::reading(reader, prefix, full_every, PollPolicy::PROMPT.reading)
+        let lister = Arc::new(TreeLister::new(reader, prefix));
+        Self::reading(lister, full_every, PollPolicy::PROMPT.reading)
     }
 
     /// A watch that reads large trees as `reading` says.
-    pub fn reading(
-        reader: Arc<dyn Reader>,
-        prefix: Prefix,
-        full_every: Duration,
-        reading: Reading,
-    ) -> Self {
+    pub fn reading(lister: Arc<TreeLister>, full_every: Duration, reading: Reading) -> Self {
         let (position, sizes) = (Position::start(monotonic(), full_every), Sizes::default());
         TreeWatch {
-            reader,
-            prefix,
+            lister,
             position,
             full_every,
             confirmed: false,
@@ -190,7 +186,7 @@ impl TreeWatch {
 
     /// The watched prefix.
     pub fn prefix(&self) -> &Prefix {
-        &self.prefix
+        self.lister.prefix()
     }
 
     /// Whether the last answer was consistent.
@@ -237,7 +233,7 @@ impl TreeWatch {
     }
 
     async fn read_whole(&mut self, query: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
-        let answer = self.reader.list(&self.prefix, query).await?;
+        let answer = self.lister.list(query).await?;
         self.transferred = Transferred { entries: answer.value.len(), names: 0 };
         match self.reading {
             Reading::Parts(_) => self.parts.replace_all(&answer.value),
@@ -256,7 +252,7 @@ impl TreeWatch {
             Reading::Whole(pause) => (Some("/"), pause),
         };
         let after = query.wait.map_or(Index::ZERO, |wait| wait.after);
-        let keys = self.reader.keys(&self.prefix, folded, query).await?;
+        let keys = self.lister.reader().keys(self.prefix(), folded, query).await?;
         if keys.index <= after {
             let is_cut = keys.filtered || keys.value.len() != self.entries;
             if folded.is_none() && is_cut {
@@ -269,7 +265,7 @@ impl TreeWatch {
         }
         sleep(pause).await;
         let parts = match self.reading {
-            Reading::Parts(_) => self.parts.changed(self.reader.as_ref(), after, keys).await?,
+            Reading::Parts(_) => self.parts.changed(self.lister.reader(), after, keys).await?,
             Reading::Whole(_) => None,
         };
         let Some(parts) = parts else { return self.read_whole(query).await.map(Some) };

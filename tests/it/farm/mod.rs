@@ -6,6 +6,7 @@ mod capacity;
 mod dummy_kind;
 mod faults;
 mod jobs;
+mod large_trees;
 mod nodes;
 mod overlaps;
 mod ownership;
