@@ -10,7 +10,9 @@ use std::time::Duration;
 use rcfarm_api::Stored as _;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_emulator::{Emulator, Settings};
-use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
+use rcfarm_node::agent::driver::{
+    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+};
 use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, monotonic};
@@ -29,7 +31,7 @@ struct Processes {
 
 #[async_trait::async_trait]
 impl Driver for Processes {
-    async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, String> {
+    async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, StartFailure> {
         let pid = self.last.fetch_add(1, Ordering::SeqCst);
         let started_at = "2026-01-01T00:00:00Z".parse().expect("a time");
         let attempt = launch.attempt;

@@ -398,9 +398,11 @@ impl JobCaches {
             ready: pod_state.ready,
             exit_code: pod_state.exit_code(container),
             restarts: pod_state.restarts,
-            lost: self.nodes.readiness(&place.node) == NodeReadiness::Down
-                && !pod_state.phase.has_ended(),
+            lost: pod_state.is_evicted
+                || self.nodes.readiness(&place.node) == NodeReadiness::Down
+                    && !pod_state.phase.has_ended(),
             message: pod_state.message,
+            failure: pod_state.failure,
         }
     }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure, total};
+use super::pod_status::PodFailure;
 use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
-use rcfarm_api::job::status::{JobMembers, JobStatus, PodPhase};
+use rcfarm_api::job::status::{JobMembers, JobStatus, MemberFailure, PodPhase};
 
 /// A pod of the job, from its keys in Consul.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,10 +32,46 @@ pub struct MemberPod {
     pub exit_code: Option<i32>,
     /// Number of restarts made by the node agent.
     pub restarts: u32,
-    /// Whether its node went down before it ended.
+    /// Whether its node went down, or lost its lease, before it ended.
     pub lost: bool,
     /// Message of the node agent.
     pub message: String,
+    /// How its last run failed. It may be restarted meanwhile.
+    pub failure: Option<PodFailure>,
+}
+
+impl MemberPod {
+    /// Why it failed: exit code, and what else is known.
+    #[must_use]
+    pub fn why_failed(&self) -> String {
+        let reason = self.failure.as_ref().and_then(|failure| failure.reason);
+        match (self.exit_code, reason) {
+            (Some(code), Some(reason)) => format!("exit code {code} ({reason}: {})", self.message),
+            (Some(code), None) => format!("exit code {code}"),
+            (None, _) if self.message.is_empty() => "an unknown exit code".to_owned(),
+            (None, _) => format!("an unknown exit code ({})", self.message),
+        }
+    }
+
+    fn last_failure(&self) -> Option<MemberFailure> {
+        let PodFailure { time, exit_code, reason, message } = self.failure.clone()?;
+        Some(MemberFailure {
+            slot: self.slot.clone(),
+            node: self.place.node.clone(),
+            version: self.version,
+            attempt: self.attempt,
+            time,
+            exit_code: self.exit_code.or(exit_code),
+            reason,
+            message,
+            output: String::new(),
+        })
+    }
+}
+
+/// Failures of members, for the job's status.
+pub fn failures(pods: &[MemberPod]) -> impl Iterator<Item = MemberFailure> + '_ {
+    pods.iter().filter(|pod| !pod.lost).filter_map(MemberPod::last_failure)
 }
 
 /// A pod with the job's labels and no uid.

@@ -10,8 +10,8 @@ use super::adoption::{AdoptionVerdict, Reference, verdict};
 use super::frameworks::{self, Counts, FrameworkOutcome, total};
 use super::machine::{JobFacts, JobRequest, RetryBudget, Stop, step};
 use super::members::{
-    FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, publish,
-    remember, sort,
+    FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, failures,
+    publish, remember, sort,
 };
 use super::triggers::{self, Trigger};
 use super::{batched_start, waiting};
@@ -167,6 +167,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     if plan.status.immutable_hash != immutable_hash_text(seen.immutable_hash) {
         return freeze(plan);
     }
+    plan.status.note_failures(failures(seen.pods));
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
@@ -187,6 +188,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     if trigger.ask != JobRequest::Sync {
         plan.asked = Some((trigger.ask, trigger.reason));
     }
+    note_start(seen, &mut plan, &sorted.members);
     let gone = advance(seen, &mut plan, &sorted.members, &before, &trigger, &outcome);
     let mut members = sorted.members;
     members.retain(|slot, _| !gone.contains(slot));
@@ -251,6 +253,15 @@ fn freeze(mut plan: JobPlan) -> JobPlan {
     // A group written from the changed spec would give up allocations of running members.
     plan.group = GroupStep::Leave;
     plan
+}
+
+/// The job has started once a node has started a member, or has failed to: its deadline runs.
+fn note_start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &MemberPod>) {
+    let starts = plan.status.state.phase.starts_members();
+    let has_begun = || members.values().any(|pod| pod.phase != PodPhase::Pending);
+    if plan.status.start_time.is_none() && starts && has_begun() {
+        plan.status.start_time = Some(seen.now);
+    }
 }
 
 /// Started members without a pod that this controller did not remove.

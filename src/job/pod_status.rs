@@ -1,8 +1,9 @@
 //! Converts a pod status reported by a node agent to the state of a job's member. Pure.
 
+use rcfarm_api::Timestamp;
 use rcfarm_api::job::status::PodPhase;
 use rcfarm_api::node::Health;
-use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_api::node::status::{ExitReason, LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
 /// State of a pod, from its agent's report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,6 +18,21 @@ pub struct PodState {
     pub restarts: u32,
     /// Whether the node cannot run it as specified.
     pub is_unfit: bool,
+    /// Message of the node agent.
+    pub message: String,
+    /// How its last run failed, of the process that failed first in the list. It may be restarted meanwhile.
+    pub failure: Option<PodFailure>,
+    /// Whether it ended because its node's lease ended. It did not fail.
+    pub is_evicted: bool,
+}
+
+/// How a process of a pod failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodFailure {
+    pub time: Timestamp,
+    /// `None`: unknown.
+    pub exit_code: Option<i32>,
+    pub reason: Option<ExitReason>,
     /// Message of the node agent.
     pub message: String,
 }
@@ -42,15 +58,34 @@ const SIGNALLED: i32 = 128;
 
 /// Exit code of an ended process, if known. Outer `None`: it has not ended.
 fn ended(process: &ProcessStatus) -> Option<Option<i32>> {
-    if process.phase != NodePodPhase::Ended {
-        return None;
-    }
-    let exit = process.last_exit.as_ref();
-    Some(exit.and_then(|exit| match (exit.exit_code, exit.exit_status) {
+    (process.phase == NodePodPhase::Ended).then(|| process.last_exit.as_ref().and_then(code))
+}
+
+fn code(exit: &LastExit) -> Option<i32> {
+    match (exit.exit_code, exit.exit_status) {
         (code, _) if code >= 0 => Some(code),
         (_, 0) => None,
         (_, signal) => Some(SIGNALLED + signal),
-    }))
+    }
+}
+
+/// How the process failed; `None`: it runs, has not run, or its last end was no failure.
+fn failure(process: &ProcessStatus) -> Option<PodFailure> {
+    let exit = process.last_exit.as_ref()?;
+    let is_down = matches!(process.phase, NodePodPhase::Ended | NodePodPhase::Backoff);
+    let exit_code = code(exit);
+    let is_failure = exit_code != Some(0) && exit.reason != Some(ExitReason::LeaseEnded);
+    let name = &process.launchable_id;
+    (is_down && is_failure).then(|| PodFailure {
+        time: exit.time,
+        exit_code,
+        reason: exit.reason,
+        message: format!("{name}: {}", process.message),
+    })
+}
+
+fn is_evicted(process: &ProcessStatus) -> bool {
+    process.last_exit.as_ref().is_some_and(|exit| exit.reason == Some(ExitReason::LeaseEnded))
 }
 
 /// Derives the phase. A pod that the node cannot run is `Pending`, as with an image that cannot be pulled in
@@ -84,20 +119,22 @@ pub fn stands(status: &PodStatus) -> PodState {
         restarts: u32::try_from(restarts).unwrap_or(u32::MAX),
         is_unfit: status.phase == NodePodPhase::Unfit,
         message: status.message.clone(),
+        failure: status.processes.iter().find_map(failure),
+        is_evicted: phase == PodPhase::Failed && status.processes.iter().any(is_evicted),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcfarm_api::Timestamp;
-    use rcfarm_api::node::status::LastExit;
+    use rcfarm_api::node::status::START_ERROR;
 
     fn process(phase: NodePodPhase, exit: Option<(i32, i32)>, restarts: u64) -> ProcessStatus {
         let exit = exit.map(|(exit_code, exit_status)| LastExit {
             time: Timestamp::UNIX_EPOCH,
             exit_code,
             exit_status,
+            reason: None,
         });
         ProcessStatus { phase, last_exit: exit, restarts, ..ProcessStatus::default() }
     }
@@ -135,6 +172,25 @@ mod tests {
         assert_eq!(both.exit_code(Some("gone")), Some(1));
         let beside = pod(NodePodPhase::Ended, vec![named("agent", 1), named("main", 0)]);
         assert_eq!((beside.phase, beside.exit_code(Some("main"))), (PodPhase::Failed, Some(0)));
+    }
+
+    #[test]
+    fn start_error_is_a_failure_and_the_end_of_a_lease_is_none() {
+        let with = |phase, code, reason| {
+            let mut process = process(phase, Some((code, 0)), 0);
+            process.message = "python33 cannot be started".to_owned();
+            process.last_exit.as_mut().unwrap().reason = Some(reason);
+            pod(phase, vec![process])
+        };
+        let error = with(NodePodPhase::Ended, START_ERROR, ExitReason::StartError);
+        assert_eq!((error.phase, error.exit_code(None)), (PodPhase::Failed, Some(128)));
+        assert!(!error.is_evicted && error.failure.unwrap().message.contains("python33"));
+        let again = with(NodePodPhase::Backoff, START_ERROR, ExitReason::StartError);
+        assert_eq!((again.phase, again.failure.is_some()), (PodPhase::Running, true));
+        let ended = with(NodePodPhase::Ended, -1, ExitReason::LeaseEnded);
+        assert!(ended.is_evicted && ended.failure.is_none());
+        let again = with(NodePodPhase::Backoff, -1, ExitReason::LeaseEnded);
+        assert!(!again.is_evicted && again.failure.is_none() && again.phase == PodPhase::Running);
     }
 
     #[test]

@@ -245,8 +245,10 @@ fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger
                     (None, Some(task)) => task.clone(),
                     (None, None) => "the group".to_owned(),
                 };
-                let code = happening.exit_code.map(|code| format!(" with exit code {code}"));
-                let message = format!("{action}: {event} of {subject}{}", code.unwrap_or_default());
+                let failed = slot.as_ref().filter(|_| event == PolicyEvent::PodFailed);
+                let pod = failed.and_then(|slot| seen.members.get(slot));
+                let why = pod.map(|pod| format!(" with {}", pod.why_failed())).unwrap_or_default();
+                let message = format!("{action}: {event} of {subject}{why}");
                 let mut trigger =
                     Trigger::new(JobRequest::Do(action), JobReason::PolicyAction, message);
                 trigger.targets = targets(seen.job, action, slot.as_ref().or(any.as_ref()));
@@ -341,9 +343,8 @@ fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
         match after_failure(seen.job.framework, task.restart, pod.exit_code) {
             AfterFailure::Stay => {}
             AfterFailure::FailJob => {
-                let code = pod.exit_code.unwrap_or_default();
-                let message =
-                    format!("{slot} ended with exit code {code}, which is not tried again");
+                let why = pod.why_failed();
+                let message = format!("{slot} ended with {why}, which is not tried again");
                 return Trigger::new(JobRequest::Fail, JobReason::MemberFailed, message);
             }
             AfterFailure::Restart { counts } => {

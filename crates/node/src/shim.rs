@@ -23,9 +23,10 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::agent::driver::{Launch, ProcessExit, Started, signal};
+use super::agent::driver::{Launch, ProcessExit, StartFailure, Started, signal};
 use super::agent::logs::{MAX_BYTES, rotate};
 use super::agent::state;
+use rcfarm_api::node::status::ExitReason;
 use rcfarm_store::time::{Clock, SystemClock};
 
 /// The line that a shim prints on standard output.
@@ -34,12 +35,17 @@ use rcfarm_store::time::{Clock, SystemClock};
 pub enum ShimMessage {
     /// The process runs.
     Running(Started),
-    /// The process could not be started, and why.
+    /// The program cannot be started as specified, and why.
+    StartError(String),
+    /// The node cannot start the process now, and why.
     Failed(String),
     /// Another shim holds the directory's lock.
     Taken,
 }
 
+/// Too many open files: of a process, of the machine.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
 /// Interval of reads of the lease.
 const LEASE_INTERVAL: Duration = Duration::from_millis(200);
 /// The size of the log is checked every so many reads of the lease: every 5 s.
@@ -84,11 +90,13 @@ pub fn run(dir: &Path) -> io::Result<()> {
     let _ = fs::remove_file(dir.join("running.json"));
     let mut child = match start(&launch) {
         Ok(child) => child,
-        Err(why) => {
-            let at = SystemClock.wall();
-            let exit = ProcessExit { at, attempt: launch.attempt, ..ProcessExit::unknown(&why) };
+        Err(failure) => {
+            let exit = ProcessExit::not_started(launch.attempt, SystemClock.wall(), &failure);
             let written = state::write(&dir.join("exit.json"), &exit);
-            print(&ShimMessage::Failed(why));
+            print(&match failure {
+                StartFailure::Program(why) => ShimMessage::StartError(why),
+                StartFailure::Node(why) => ShimMessage::Failed(why),
+            });
             return written;
         }
     };
@@ -121,12 +129,14 @@ pub fn run(dir: &Path) -> io::Result<()> {
     }
     let status = child.wait()?;
     let lease = "stopped because the node's lease ended: only one instance may run";
+    let has_expired = expired.load(Ordering::SeqCst);
     let exit = ProcessExit {
         attempt: launch.attempt,
         at: SystemClock.wall(),
         code: status.code(),
         signal: status.signal(),
-        why: expired.load(Ordering::SeqCst).then(|| lease.to_owned()),
+        why: has_expired.then(|| lease.to_owned()),
+        reason: has_expired.then_some(ExitReason::LeaseEnded),
     };
     state::write(&dir.join("exit.json"), &exit)
 }
@@ -137,7 +147,7 @@ fn print(message: &ShimMessage) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn start(launch: &Launch) -> Result<std::process::Child, String> {
+fn start(launch: &Launch) -> Result<std::process::Child, StartFailure> {
     let message = |what: &str, path: &Path, error: io::Error| {
         format!("{what} {} cannot be used: {error}", path.display())
     };
@@ -148,7 +158,8 @@ fn start(launch: &Launch) -> Result<std::process::Child, String> {
         .map_err(|error| message("the log file", &launch.log, error))?;
     let errors = log.try_clone().map_err(|error| message("the log file", &launch.log, error))?;
     if !launch.cwd.is_dir() {
-        return Err(format!("the working directory {} does not exist", launch.cwd.display()));
+        let why = format!("the working directory {} does not exist", launch.cwd.display());
+        return Err(StartFailure::Program(why));
     }
     let mut command = Command::new(&launch.command[0]);
     command
@@ -169,7 +180,20 @@ fn start(launch: &Launch) -> Result<std::process::Child, String> {
         // The process inherited the cgroup. The shim leaves it again, so that limits do not apply to the shim.
         let _ = fs::write(home.join("cgroup.procs"), "0");
     }
-    started.map_err(|error| format!("{} cannot be started: {error}", launch.command[0]))
+    started.map_err(|error| {
+        let why = format!("{} cannot be started: {error}", launch.command[0]);
+        match is_of_the_program(&error) {
+            true => StartFailure::Program(why),
+            false => StartFailure::Node(why),
+        }
+    })
+}
+
+/// Whether a start fails again wherever the program is started; otherwise the machine lacks memory or processes.
+fn is_of_the_program(error: &io::Error) -> bool {
+    use io::ErrorKind::{OutOfMemory, ResourceBusy, WouldBlock};
+    let of_node = [OutOfMemory, ResourceBusy, WouldBlock];
+    !of_node.contains(&error.kind()) && !matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
 }
 
 /// Moves the shim into a cgroup, which its next child inherits. Returns the cgroup that it left.

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
+use rcfarm_node::agent::driver::{
+    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+};
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 /// Reports every process as running; none ever ends by itself.
@@ -11,7 +13,7 @@ pub struct FakeDriver;
 
 #[async_trait::async_trait]
 impl Driver for FakeDriver {
-    async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, String> {
+    async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, StartFailure> {
         let (attempt, started_at) = (launch.attempt, SystemClock.wall());
         Ok(Started { attempt, pid: 0, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })
     }

@@ -285,7 +285,8 @@ pub fn report(
     now: Timestamp,
 ) -> [Op; 2] {
     let phase = if exit_code.is_some() { NodePodPhase::Ended } else { NodePodPhase::Running };
-    let last_exit = exit_code.map(|exit_code| LastExit { time: now, exit_code, exit_status: 0 });
+    let last_exit =
+        exit_code.map(|exit_code| LastExit { time: now, exit_code, exit_status: 0, reason: None });
     let process = ProcessStatus {
         launchable_id: "main".to_owned(),
         phase,

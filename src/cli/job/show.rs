@@ -176,6 +176,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         "group": group.as_ref().map(|group| json!({
             "phase": group.phase, "reason": group.reason, "message": group.message,
         })),
+        "failures": found.status.as_ref().map(|status| &status.failures),
         "delayed": found.status.as_ref().map(|status| &status.delayed),
         "not_before": found.status.as_ref().and_then(|status| status.not_before),
         "last_error": found.status.as_ref().and_then(|status| status.last_error.clone()),
@@ -195,6 +196,8 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
                     delayed.slot.as_ref().map(|slot| format!(" of {slot}")).unwrap_or_default();
                 format!("{} at {}, for {}{of}", delayed.action, delayed.due, delayed.event)
             });
+            let failures = status.failures.iter().rev().map(ToString::to_string);
+            rows.push(("failed", failures.collect::<Vec<_>>().join("\n")));
             rows.push(("put off", delayed.collect::<Vec<_>>().join("\n")));
             let conditions = status.conditions.iter().map(|condition| {
                 let holds = if condition.status { "" } else { "not " };

@@ -108,7 +108,7 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
 fn end(context: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow::Result<CliExit> {
     let phase = status.state.phase;
     let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
-        "message": status.state.message});
+        "message": status.state.message, "failures": status.failures});
     context.show(&shown, || format!("{}: {}", args.job, summary(status)))?;
     Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
@@ -119,5 +119,8 @@ fn summary(status: &JobStatus) -> String {
         "{} pending, {} running, {} succeeded, {} failed",
         m.pending, m.running, m.succeeded, m.failed
     );
-    format!("{} ({}); {counts}", state.phase, state.reason)
+    // Once it has completed, earlier failures do not matter.
+    let failure = status.failures.last().filter(|_| state.phase != JobPhase::Completed);
+    let failure = failure.map(|failure| format!("; {failure}")).unwrap_or_default();
+    format!("{} ({}); {counts}{failure}", state.phase, state.reason)
 }

@@ -297,6 +297,7 @@ fn pod(slot: Slot, node: NodeName, version: u64, attempt: u32) -> MemberPod {
         restarts: 0,
         lost: false,
         message: String::new(),
+        failure: None,
     }
 }
 

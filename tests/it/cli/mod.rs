@@ -7,6 +7,7 @@ mod doctor;
 mod job;
 mod label;
 mod meet;
+mod members;
 mod node;
 mod queue;
 mod rc;

@@ -8,7 +8,9 @@ use std::time::Duration;
 use rcfarm_api::key;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_emulator::{Fate, Request};
-use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
+use rcfarm_node::agent::driver::{
+    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+};
 use rcfarm_node::agent::process::ProcessDriver;
 use tokio::time::sleep;
 
@@ -76,7 +78,7 @@ struct PanickingDriver(ProcessDriver);
 
 #[async_trait::async_trait]
 impl Driver for PanickingDriver {
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String> {
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, StartFailure> {
         assert!(!dir.ends_with("start/main"), "boom at the start");
         self.0.start(dir, launch).await
     }

@@ -4,11 +4,13 @@
 //! handled events and delayed actions. Each transaction of the owner replaces the status by CAS and increments `revision`.
 
 mod conditions;
+mod failures;
 mod memory;
 #[cfg(test)]
 mod tests;
 
 pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_condition};
+pub use failures::{MOST_FAILURES, MemberFailure};
 pub use memory::{Slots, TaskMemory};
 
 use std::collections::BTreeMap;
@@ -91,6 +93,9 @@ pub struct JobStatus {
     /// Delayed actions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub delayed: Vec<Delayed>,
+    /// Last failures of members, the newest last. They stay when the members' pods are gone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<MemberFailure>,
     /// Who owns the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
@@ -347,10 +352,13 @@ pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
 }
 
 impl JobStatus {
-    /// Merges the members' pauses into one if it is larger than [`LARGEST_STATUS`].
+    /// Drops the failures and merges the members' pauses into one if it is larger than [`LARGEST_STATUS`].
     pub fn keep_small(&mut self) {
         // Fewer are surely small; encoding takes time.
         const FEW: usize = 1_000;
+        if !self.failures.is_empty() && self.encode().len() > LARGEST_STATUS {
+            self.failures.clear();
+        }
         let entries: usize = self.tasks.values().map(TaskMemory::entries).sum();
         if entries > FEW && self.encode().len() > LARGEST_STATUS {
             let latest = self.tasks.values_mut().filter_map(TaskMemory::merge_pauses).max();
@@ -362,6 +370,7 @@ impl JobStatus {
     pub fn forget_members(&mut self) {
         self.tasks.clear();
         self.delayed.clear();
+        self.failures.clear();
     }
 
     /// The owner's memory of a task.

@@ -8,6 +8,7 @@ use super::Health;
 use crate::Stored;
 use crate::Timestamp;
 use crate::ids::RcId;
+use crate::text::displays_as_variant;
 
 /// Phase of a pod or of one of its processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -102,6 +103,26 @@ pub struct LastExit {
     pub exit_code: i32,
     /// The signal that ended it; 0 for none.
     pub exit_status: i32,
+    /// What else is known of it. p2 does not know the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<ExitReason>,
 }
+
+/// Why a process has ended, where its exit code does not say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitReason {
+    /// The program could not be started as specified. The exit code is [`START_ERROR`], as in Kubernetes.
+    StartError,
+    /// It was stopped because its node's lease ended. The program did not fail.
+    LeaseEnded,
+    /// A reason of a later version.
+    #[serde(other)]
+    Other,
+}
+
+displays_as_variant!(ExitReason);
+
+/// Exit code of a program that could not be started.
+pub const START_ERROR: i32 = 128;
 
 impl Stored for PodStatus {}

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::health::{self, HealthCheck};
 use rcfarm_api::Timestamp;
 use rcfarm_api::node::Health;
+use rcfarm_api::node::status::{ExitReason, START_ERROR};
 
 /// Supported stop signals.
 pub const SIGNALS: [(&str, Signal); 9] = [
@@ -80,13 +81,32 @@ pub struct ProcessExit {
     pub signal: Option<i32>,
     /// Why it could not be started, was stopped, or why nothing is known.
     pub why: Option<String>,
+    /// What else is known of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<ExitReason>,
 }
 
 impl ProcessExit {
     /// An end of which only the reason is known.
     pub fn unknown(why: &str) -> ProcessExit {
         let at = Timestamp::UNIX_EPOCH;
-        ProcessExit { attempt: 0, at, code: None, signal: None, why: Some(why.to_owned()) }
+        let why = Some(why.to_owned());
+        ProcessExit { attempt: 0, at, code: None, signal: None, why, reason: None }
+    }
+
+    /// A start that failed.
+    pub fn not_started(attempt: u64, at: Timestamp, failure: &StartFailure) -> ProcessExit {
+        match failure {
+            StartFailure::Program(why) => ProcessExit {
+                attempt,
+                code: Some(START_ERROR),
+                reason: Some(ExitReason::StartError),
+                at,
+                ..ProcessExit::unknown(why)
+            },
+            // Nothing of the program was tried: the status shows no exit.
+            StartFailure::Node(why) => ProcessExit { at, ..ProcessExit::unknown(why) },
+        }
     }
 
     /// Whether it exited with code 0.
@@ -97,6 +117,7 @@ impl ProcessExit {
     /// Text such as `exited with 1`.
     pub fn in_words(&self) -> String {
         let end = match (self.code, self.signal) {
+            (Some(_), _) if self.reason == Some(ExitReason::StartError) => None,
             (Some(code), _) => Some(format!("exited with {code}")),
             (None, Some(signal)) => Some(format!("killed by signal {signal}")),
             (None, None) => None,
@@ -107,6 +128,35 @@ impl ProcessExit {
             (None, Some(why)) => why.clone(),
             (None, None) => "ended".to_owned(),
         }
+    }
+}
+
+/// Why a process was not started, for the pod's status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StartFailure {
+    /// The program cannot be started as specified, as Kubernetes' StartError.
+    Program(String),
+    /// The node cannot start it now. It says nothing of the program.
+    Node(String),
+}
+
+impl StartFailure {
+    /// Text for people.
+    pub fn why(&self) -> &str {
+        let (StartFailure::Program(why) | StartFailure::Node(why)) = self;
+        why
+    }
+}
+
+impl From<String> for StartFailure {
+    fn from(why: String) -> StartFailure {
+        StartFailure::Node(why)
+    }
+}
+
+impl From<&str> for StartFailure {
+    fn from(why: &str) -> StartFailure {
+        StartFailure::Node(why.to_owned())
     }
 }
 
@@ -127,8 +177,8 @@ pub trait Driver: Send + Sync + 'static {
     /// Starts `launch`. If a process of that directory already runs, returns that one.
     ///
     /// # Errors
-    /// Why it does not run, for the pod's status.
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String>;
+    /// [`StartFailure`]: it does not run.
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, StartFailure>;
 
     /// Finds the process that an earlier agent left.
     async fn adopt(&self, dir: &Path) -> FoundProcess;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::driver::{ProcessExit, Started};
+use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
 use super::report::PodReport;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
@@ -30,7 +30,7 @@ pub(super) enum AgentEvent {
     /// The intents of this node were read.
     Intents(NodeIntents),
     /// A start finished: the process, or why there is none.
-    Started(PodId, String, Result<Started, String>),
+    Started(PodId, String, Result<Started, StartFailure>),
     /// A process ended.
     Exited(PodId, String, ProcessExit),
     /// A task of the pod panicked. With a launchable, that was the task that starts or watches its process.

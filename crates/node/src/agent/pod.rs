@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-use super::driver::{FoundProcess, Launch, ProcessExit, Started};
+use super::driver::{FoundProcess, Launch, ProcessExit, StartFailure, Started};
 use super::health::HealthVerdict;
 use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
@@ -18,7 +18,7 @@ use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::manifest::command_line::{Expanded, LONGEST_STRING, expand};
 use rcfarm_api::node::Health;
-use rcfarm_api::node::status::{LastExit, NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_api::node::status::{ExitReason, LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
 pub(super) struct PodTask {
     pub(super) id: PodId,
@@ -45,6 +45,8 @@ pub(super) struct PodProcess {
     failures: u32,
     /// Starts in a row that failed before the process ran.
     failed_starts: u32,
+    /// Ends by the node's lease, which are no failures: the starts after them count as no restarts.
+    evictions: u64,
     last_exit: Option<ProcessExit>,
     /// Failed health checks in a row for which it is being stopped.
     pub(super) failed_checks: Option<u32>,
@@ -64,6 +66,7 @@ impl PodProcess {
             attempt,
             failures: 0,
             failed_starts: 0,
+            evictions: 0,
             last_exit: None,
             failed_checks: None,
             verdict: None,
@@ -253,6 +256,7 @@ impl PodTask {
         process.failed_starts = process
             .failed_starts
             .saturating_add(u32::from(process.state == AgentPodState::Starting));
+        process.evictions += u64::from(exit.reason == Some(ExitReason::LeaseEnded));
         process.last_exit = Some(exit);
         let (Some(policy), Some(exit)) = (policy, &process.last_exit) else {
             process.state = AgentPodState::Unfit;
@@ -270,15 +274,17 @@ impl PodTask {
     /// Builds the next launch of a process. Limits that cannot be enforced become notes.
     ///
     /// # Errors
-    /// Why it cannot be started, for the pod's status.
+    /// [`StartFailure`]: it cannot be started as specified.
     pub(super) fn launch(
         &mut self,
         name: &str,
         settings: &AgentSettings,
         data: &DataDir,
-    ) -> Result<Launch, String> {
-        let spec = self.spec.clone()?;
-        let process = self.process_spec(name).cloned().ok_or("the launchable is no process")?;
+    ) -> Result<Launch, StartFailure> {
+        let program = |why: String| StartFailure::Program(why);
+        let spec = self.spec.clone().map_err(program)?;
+        let process = self.process_spec(name).cloned();
+        let process = process.ok_or_else(|| program("the launchable is no process".to_owned()))?;
         let attempt = self.processes.get(name).map_or(1, |process| process.attempt + 1);
         self.notes.clear();
         let cgroup = match spec.limits.is_zero() {
@@ -301,10 +307,13 @@ impl PodTask {
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
         let env = self.env(name, &spec, settings, data);
         let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
-            .map_err(|error| format!("{}: {}", error.path, error.reason()))?;
+            .map_err(|error| program(format!("{}: {}", error.path, error.reason())))?;
         let home = data.pod(&self.id);
         let cwd = match &process.cwd {
-            Some(cwd) => expand(cwd, &env, LONGEST_STRING).ok_or("cwd: it is too long")?.into(),
+            Some(cwd) => {
+                let cwd = expand(cwd, &env, LONGEST_STRING);
+                cwd.ok_or_else(|| program("cwd: it is too long".to_owned()))?.into()
+            }
             None => home.clone(),
         };
         Ok(Launch {
@@ -312,7 +321,7 @@ impl PodTask {
             command,
             cwd,
             log: home.join(format!("{name}.log")),
-            run_as: spec.run_as.as_deref().map(user).transpose()?,
+            run_as: spec.run_as.as_deref().map(user).transpose().map_err(program)?,
             cgroup,
             lease: ends_with_node.then(|| data.lease()),
             stop_signal: process.stop_signal,
@@ -393,11 +402,19 @@ impl PodTask {
             phase = Some(NodePodPhase::Unfit);
             messages.push("the manifest has no launchables, so there is nothing to run".to_owned());
         }
-        let was_started =
-            |status: &ProcessStatus| status.started_at.is_some() || status.last_exit.is_some();
-        let launched = !statuses.is_empty() && statuses.iter().all(was_started);
-        // A process that could not be started and is not started again has ended, too: the owner must see that.
-        let is_over = phase == Some(NodePodPhase::Ended);
+        let has_run = |status: &ProcessStatus| {
+            let exit = status.last_exit.as_ref();
+            let has_exited = exit.is_some_and(|exit| exit.reason != Some(ExitReason::StartError));
+            status.started_at.is_some() || has_exited
+        };
+        let launched = !statuses.is_empty() && statuses.iter().all(has_run);
+        // A process that could not be started and is not started again has ended, too: the owner must see that. The owner
+        // of a job sees every failed start, because its policies act on them.
+        let was_tried = |status: &ProcessStatus| has_run(status) || status.last_exit.is_some();
+        let is_over = phase == Some(NodePodPhase::Ended)
+            || self.intended.job.is_some()
+                && !statuses.is_empty()
+                && statuses.iter().all(was_tried);
         let mut status = PodStatus {
             status: if launched && self.spec.is_ok() { "launched" } else { "failed" }.to_owned(),
             phase: phase.unwrap_or(NodePodPhase::Unfit),
@@ -467,11 +484,12 @@ impl PodTask {
             phase,
             pid: process.running.as_ref().map(|running| running.pid),
             started_at: process.running.as_ref().map(|running| running.started_at),
-            restarts: process.attempt.saturating_sub(1),
+            restarts: process.attempt.saturating_sub(1 + process.evictions),
             last_exit: last_exit.map(|exit| LastExit {
                 time: exit.at,
                 exit_code: exit.code.unwrap_or(-1),
                 exit_status: exit.signal.unwrap_or(0),
+                reason: exit.reason,
             }),
             message,
         }

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-use super::driver::{Driver, FoundProcess, ProcessExit, Started};
+use super::driver::{Driver, FoundProcess, ProcessExit, StartFailure, Started};
 use super::event::{AgentEvent, PresenceState};
 use super::health::{HealthCheck, HealthVerdict};
 use super::intended::Intended;
@@ -185,15 +185,20 @@ impl NodePods {
             let started = match launch {
                 Ok(launch) => match prepare(&data, &pod, &stored, config.as_ref(), &node) {
                     Ok(()) => driver.start(&dir, &launch).await,
-                    Err(why) => Err(why),
+                    Err(why) => Err(StartFailure::Node(why)),
                 },
-                Err(why) => Err(why),
+                Err(failure) => Err(failure),
             };
             let _ = events.send(AgentEvent::Started(pod, launchable, started));
         });
     }
 
-    pub(super) fn started(&mut self, id: &PodId, name: &str, started: Result<Started, String>) {
+    pub(super) fn started(
+        &mut self,
+        id: &PodId,
+        name: &str,
+        started: Result<Started, StartFailure>,
+    ) {
         let now = self.uptime();
         let Some(pod) = self.by_id.get_mut(id) else { return };
         match started {
@@ -206,10 +211,11 @@ impl NodePods {
                     self.stop(id, name, "the agent panicked");
                 }
             }
-            Err(why) => {
+            Err(failure) => {
+                let why = failure.why();
                 warn!(pod = %id, launchable = name, why, "process cannot be started");
-                let at = self.env.clock.wall();
-                let exit = ProcessExit { at, ..ProcessExit::unknown(&why) };
+                let attempt = pod.processes.get(name).map_or(0, |process| process.attempt);
+                let exit = ProcessExit::not_started(attempt, self.env.clock.wall(), &failure);
                 pod.ended(name, exit, now);
             }
         }

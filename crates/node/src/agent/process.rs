@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-use super::driver::{Driver, FoundProcess, Launch, ProcessExit, Started, signal};
+use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started, signal};
 use super::state;
 use crate::shim::{ShimMessage, start_ticks};
 use rcfarm_store::time::{Clock, SystemClock};
@@ -85,7 +85,7 @@ fn exit(dir: &Path, attempt: u64) -> Option<ProcessExit> {
 
 #[async_trait]
 impl Driver for ProcessDriver {
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String> {
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, StartFailure> {
         let message =
             |error: std::io::Error| format!("{} cannot be written: {error}", dir.display());
         state::make_dir(dir).map_err(message)?;
@@ -105,16 +105,17 @@ impl Driver for ProcessDriver {
         // Tokio reaps the child when it ends.
         drop(shim);
         if !matches!(read, Ok(Ok(_))) {
-            return Err("the shim did not answer".to_owned());
+            return Err("the shim did not answer".into());
         }
         match serde_json::from_str(&line) {
             Ok(ShimMessage::Running(running)) => Ok(running),
-            Ok(ShimMessage::Failed(why)) => Err(why),
+            Ok(ShimMessage::StartError(why)) => Err(StartFailure::Program(why)),
+            Ok(ShimMessage::Failed(why)) => Err(StartFailure::Node(why)),
             Ok(ShimMessage::Taken) => match self.adopt(dir).await {
                 FoundProcess::Running(running) => Ok(running),
-                _ => Err("the process before this one is still ending".to_owned()),
+                _ => Err("the process before this one is still ending".into()),
             },
-            Err(_) => Err("the shim ended without a message".to_owned()),
+            Err(_) => Err("the shim ended without a message".into()),
         }
     }
 

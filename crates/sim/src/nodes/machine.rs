@@ -21,7 +21,9 @@ use crate::rng::SimRng;
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::node::Health;
-use rcfarm_node::agent::driver::{Driver, FoundProcess, Launch, ProcessExit, Started};
+use rcfarm_node::agent::driver::{
+    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+};
 use rcfarm_node::agent::health::HealthCheck;
 use rcfarm_node::agent::state::{self, StoredPod};
 use rcfarm_store::time::{Clock, monotonic};
@@ -189,7 +191,8 @@ impl SimMachine {
     /// A signal ends a process after a while, unless it ends before.
     fn signalled(&self, state: &mut State, running: &Started, after: Duration, signal: i32) {
         let (at, attempt) = (self.clock.wall() + after, running.attempt);
-        let exit = ProcessExit { attempt, at, code: None, signal: Some(signal), why: None };
+        let exit =
+            ProcessExit { attempt, at, code: None, signal: Some(signal), why: None, reason: None };
         let process = state.processes.values_mut().find(|process| process.started == *running);
         if let Some(process) = process {
             process.end_at(monotonic() + after, exit);
@@ -223,7 +226,10 @@ impl SimMachine {
             self.fate(&mut state, manifest, attempt).map(|(runs, code)| {
                 let (runs, code) = (begins - now + runs, Some(code));
                 let at = started_at + runs;
-                (now + runs, ProcessExit { attempt, at, code, signal: None, why: None })
+                (
+                    now + runs,
+                    ProcessExit { attempt, at, code, signal: None, why: None, reason: None },
+                )
             })
         };
         let pid = if fails { 0 } else { state.last_pid };
@@ -266,7 +272,7 @@ fn owner(dir: &Path) -> Option<(PodId, String)> {
 
 #[async_trait]
 impl Driver for SimMachine {
-    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, String> {
+    async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, StartFailure> {
         let (pod, launchable) = owner(dir).ok_or("a directory of no pod")?;
         let stored = dir.parent().and_then(|pod| state::read::<StoredPod>(&pod.join("pod.json")));
         let manifest = stored.ok_or("the pod is not stored")?.manifest;
@@ -275,7 +281,7 @@ impl Driver for SimMachine {
         let (started, begins) = self.spawn((pod, launchable), &manifest, launch.attempt);
         // The shim goes on with it, whatever becomes of the agent meanwhile.
         sleep_until(begins).await;
-        started.ok_or_else(|| NO_MEMORY.to_owned())
+        started.ok_or_else(|| NO_MEMORY.into())
     }
 
     async fn adopt(&self, dir: &Path) -> FoundProcess {

@@ -106,6 +106,7 @@ impl NodeProcess {
             time: Timestamp::UNIX_EPOCH,
             exit_code,
             exit_status: 0,
+            reason: None,
         });
         let processes =
             vec![ProcessStatus { phase, last_exit, restarts: self.restarts, ..Default::default() }];

@@ -1,0 +1,187 @@
+//! Members of jobs as real processes on `rcfarm dev`: starts that fail, and ends that are no failures.
+
+use serde_json::{Value, json};
+
+use super::dev::DevProcess;
+use crate::harness::program;
+use rcfarm_testing::process::free_ports;
+use rcfarm_testing::program::Ran;
+use rcfarm_testing::wait::{PATIENCE, until};
+
+/// `rcfarm dev`, given jobs.
+struct DevJobs {
+    process: DevProcess,
+    dir: tempfile::TempDir,
+}
+
+impl DevJobs {
+    async fn start(arguments: &[&str]) -> DevJobs {
+        let dir = tempfile::tempdir().unwrap();
+        let [first] = free_ports();
+        let (first, data) = (first.to_string(), dir.path().join("nodes"));
+        let all = ["dev", "--first-port", &first, "--data-dir", data.to_str().unwrap()];
+        let mut command = program("127.0.0.1:0", dir.path()).command(&[&all, arguments].concat());
+        command.env("PATH", std::env::var_os("PATH").unwrap());
+        DevJobs { process: DevProcess::start(command.into()).await, dir }
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Ran {
+        program(&self.process.address, self.dir.path()).run(arguments).await
+    }
+
+    async fn apply(&self, document: &Value) {
+        let name = format!("{}.json", document["metadata"]["name"].as_str().unwrap());
+        std::fs::write(self.dir.path().join(&name), document.to_string()).unwrap();
+        self.run(&["apply", "-f", &name]).await.ok();
+    }
+
+    async fn wait(&self, job: &str) -> Ran {
+        let ended = tokio::time::timeout(PATIENCE, self.run(&["job", "wait", job])).await;
+        match ended {
+            Ok(ended) => ended,
+            Err(_) => panic!("{job} does not end: {:?}", self.run(&["job", "explain", job]).await),
+        }
+    }
+
+    async fn status(&self, job: &str) -> Value {
+        self.run(&["job", "get", job, "-o", "json"]).await.json()["status"].clone()
+    }
+}
+
+/// A Volcano job of one member.
+fn job(name: &str, container: Value, restart: &str, more: Value) -> Value {
+    let mut container = container;
+    container["name"] = json!("c");
+    let template = json!({"spec": {"restartPolicy": restart, "containers": [container]}});
+    let mut spec = json!({"tasks": [{"name": "a", "replicas": 1, "template": template}]});
+    for (field, value) in more.as_object().unwrap() {
+        spec[field] = value.clone();
+    }
+    json!({"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name}, "spec": spec})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn program_that_cannot_be_started_ends_the_job_as_start_error() {
+    let dev = DevJobs::start(&["--nodes", "1"]).await;
+    let unexecutable = dev.dir.path().join("plain.txt");
+    std::fs::write(&unexecutable, "text").unwrap();
+    let nowhere = json!({"command": ["true"], "workingDir": "/no/such/dir"});
+    let abort = json!({"policies": [{"event": "PodFailed", "action": "AbortJob"}]});
+    let exit_128 = json!({"policies": [{"exitCode": 128, "action": "CompleteJob"}]});
+    for (name, container, more, phase, why) in [
+        (
+            "typo",
+            json!({"command": ["python33"]}),
+            json!({}),
+            "Failed",
+            "python33 cannot be started: No such file",
+        ),
+        ("plain", json!({"command": [unexecutable]}), json!({}), "Failed", "Permission denied"),
+        (
+            "nowhere",
+            nowhere,
+            json!({}),
+            "Failed",
+            "the working directory /no/such/dir does not exist",
+        ),
+        (
+            "long",
+            json!({"command": ["true", "x".repeat(200_000)]}),
+            json!({}),
+            "Failed",
+            "too long",
+        ),
+        (
+            "aborted",
+            json!({"command": ["python33"]}),
+            abort,
+            "Aborted",
+            "python33 cannot be started",
+        ),
+        (
+            "handled",
+            json!({"command": ["python33"]}),
+            exit_128,
+            "Completed",
+            "python33 cannot be started",
+        ),
+    ] {
+        if name == "long" {
+            continue;
+        }
+        dev.apply(&job(name, container, "Never", more)).await;
+        let until = if phase == "Aborted" { "stopped" } else { "end" };
+        dev.run(&["job", "wait", name, "--for", until]).await;
+        let status = dev.status(name).await;
+        assert_eq!(status["state"]["phase"], phase, "{name}: {status:#}");
+        assert!(status["startTime"].is_string(), "{name}: {status:#}");
+        let failure = &status["failures"][0];
+        assert_eq!((&failure["exitCode"], &failure["reason"]), (&json!(128), &json!("StartError")));
+        let told = dev.run(&["job", "explain", name]).await.ok();
+        assert!(told.contains("StartError") && told.contains(why), "{name}: {told}");
+    }
+    let told = dev.run(&["job", "wait", "typo"]).await;
+    assert_eq!(told.code, 2, "{told:?}");
+    assert!(told.stdout.contains("python33 cannot be started: No such file"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarts_of_a_program_that_cannot_be_started_are_limited() {
+    let dev = DevJobs::start(&["--nodes", "1"]).await;
+    for (name, restart, policy) in [
+        ("code", "ExitCode", json!({"backoffLimit": 2})),
+        ("failure", "OnFailure", json!({"backoffLimit": 2})),
+        ("late", "OnFailure", json!({"activeDeadlineSeconds": 2})),
+    ] {
+        let container = json!({"name": "pytorch", "command": ["python33"]});
+        let member = json!({"replicas": 1, "restartPolicy": restart,
+            "template": {"spec": {"containers": [container]}}});
+        let spec = json!({"runPolicy": policy, "pytorchReplicaSpecs": {"Master": member}});
+        dev.apply(&json!({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+            "metadata": {"name": name}, "spec": spec}))
+            .await;
+    }
+    for (name, reason) in [
+        ("code", "BackoffLimitExceeded"),
+        ("failure", "BackoffLimitExceeded"),
+        ("late", "DeadlineExceeded"),
+    ] {
+        let ended = dev.wait(name).await;
+        assert_eq!(ended.code, 2, "{ended:?}");
+        let status = dev.status(name).await;
+        assert_eq!(status["state"]["reason"], reason, "{name}: {status:#}");
+        let told = dev.run(&["job", "explain", name]).await.ok();
+        assert!(told.contains("python33 cannot be started"), "{name}: {told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_killed_by_its_nodes_lease_has_not_failed() {
+    let dev = DevJobs::start(&["--nodes", "1"]).await;
+    let container = json!({"command": ["sleep", "600"]});
+    let more = json!({"maxRetry": 1, "policies": [{"event": "PodFailed", "action": "AbortJob"}]});
+    dev.apply(&job("never", container.clone(), "Never", more)).await;
+    let more = json!({"policies": [{"event": "PodEvicted", "action": "CompleteJob"}]});
+    dev.apply(&job("evicted", container, "Never", more)).await;
+    for name in ["never", "evicted"] {
+        dev.run(&["job", "wait", name, "--for", "running"]).await.ok();
+    }
+    let running = async |job: &str| {
+        let tree = dev.run(&["job", "tree", job, "-o", "json"]).await.json();
+        let pod = tree["tasks"][0]["pods"][0].clone();
+        (pod["phase"] == "Running").then(|| pod["attempt"].as_u64().unwrap())
+    };
+    assert_eq!(running("never").await, Some(0));
+    // Longer than a lease: the shims stop the processes.
+    dev.process.signal("STOP");
+    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    dev.process.signal("CONT");
+    until("it runs again", async || running("never").await.is_some_and(|attempt| attempt > 0))
+        .await;
+    let status = dev.status("never").await;
+    assert_eq!(status["retryCount"], 0, "{status:#}");
+    assert_eq!(status["state"]["phase"], "Running", "{status:#}");
+    assert!(status["failures"].is_null(), "{status:#}");
+    let ended = dev.wait("evicted").await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+}
