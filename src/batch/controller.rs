@@ -22,6 +22,7 @@ use super::writes::{PlacementBatch, QueueBook, audited, batch, revised};
 use crate::cluster::allocations::booked_node;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
+use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
@@ -32,7 +33,7 @@ use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
-use rcfarm_api::queue::status::QueueStatus;
+use rcfarm_api::queue::status::{Counters, QueueStatus};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp};
@@ -85,7 +86,13 @@ impl Revisioned for SchedulerStatus {
     }
 }
 
-impl ChainedStatus for SchedulerStatus {}
+impl ChainedStatus for SchedulerStatus {
+    fn gauges(&self) -> Option<RecordGauges> {
+        let state = if self.last_error.is_some() { "Failing" } else { "Active" };
+        let is_quarantined = self.quarantined_until.is_some();
+        Some(RecordGauges { state: state.to_owned(), is_quarantined, pods: Vec::new() })
+    }
+}
 
 /// A pass that found nothing to do, and its input. With equal input there is nothing to do until its next time.
 struct IdlePass {
@@ -366,7 +373,23 @@ impl SchedulerController {
         for (name, status) in batch.queues {
             self.queues.insert(name, (index, status));
         }
+        self.show_queues();
         self.caches.view.ledger.wrote(&batch.bookings, index);
+    }
+
+    fn show_queues(&self) {
+        let depth = |(name, (_, status)): (&QueueName, &(Index, QueueStatus))| {
+            let Counters { pending, inqueue, running, unknown, completed } = status.groups;
+            let depths = vec![
+                ("Pending", pending),
+                ("Inqueue", inqueue),
+                ("Running", running),
+                ("Unknown", unknown),
+                ("Completed", completed),
+            ];
+            (name.to_string(), depths)
+        };
+        self.claimed.metrics.farm().set_queues(self.queues.iter().map(depth).collect());
     }
 
     /// Writes only the scheduler's status.

@@ -105,7 +105,8 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
             .await
             .with_context(|| format!("cannot listen on {address} (--http)"))?;
         let requests = Arc::new(move || clients.requests());
-        let shown = Shown { report: farm.report(), requests, heartbeats };
+        let (report, metrics) = (farm.report(), farm.metrics());
+        let shown = Shown { report, metrics, requests, heartbeats };
         tokio::spawn(http::serve(listener, shown, shutdown.clone()));
     }
     tokio::spawn(stop_on_signal(shutdown.clone()));

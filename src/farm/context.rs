@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
 
+use super::metrics::FarmMetrics;
 use super::settings::FarmSettings;
 use rcfarm_api::ids::NodeName;
 use rcfarm_store::Env;
@@ -42,6 +43,7 @@ pub(super) struct FarmContext {
     pub(super) settings: FarmSettings,
     pub(super) env: Env,
     pub(super) report: Arc<Mutex<FarmReport>>,
+    pub(super) metrics: Arc<FarmMetrics>,
     pub(super) placement: ReportPlacement,
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use super::metrics::RecordMetrics;
 use super::records::{Locks, RecordLabels, Records};
 use super::settings::FarmSettings;
 use super::subscriptions::Subscriber;
@@ -65,6 +66,8 @@ pub struct ClaimedRecord {
     pub labels: Arc<Cache<RecordLabels>>,
     /// All locks of the kind.
     pub locks: Arc<Cache<Locks>>,
+    /// What is measured of it.
+    pub metrics: Arc<RecordMetrics>,
 }
 
 /// A kind as data: prefixes of its records, how they are claimed and watched, and which prefixes its controllers read

@@ -13,6 +13,7 @@ mod doorbells;
 mod farm_loop;
 pub mod kind;
 mod kind_state;
+pub mod metrics;
 mod ownership;
 pub mod plan;
 pub mod preflight;

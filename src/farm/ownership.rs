@@ -13,6 +13,7 @@ use super::claims::{BUSY_PAUSE, Claims, Guarded, Round};
 use super::farm_loop::{Done, FarmLoop, SessionState};
 use super::kind::{ClaimedRecord, Kind, KindSpec};
 use super::kind_state::{LockRelease, RunningRecord};
+use super::metrics::RecordMetrics;
 use super::plan::{ClaimPlan, ClaimsObserved, plan};
 use super::record_task::{RecordTask, TaskExit, TaskHandle};
 use super::records::{Locks, RecordLabels, Records};
@@ -189,6 +190,7 @@ impl FarmLoop<'_> {
                 records: state.records.clone(),
                 labels: state.labels.clone(),
                 locks: state.locks.clone(),
+                metrics: RecordMetrics::new(self.farm.metrics.clone(), state.spec.name, id.clone()),
             };
             let child = RecordTask {
                 kind: state.kind.clone(),

@@ -14,9 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::kind::{Action, ClaimedRecord, Controller, Kind, ReconcileError};
+use super::metrics::ReconcileOutcome;
 use rcfarm_api::backoff;
 use rcfarm_store::failpoints::{Failpoint, enabled};
-use rcfarm_store::time::IdSource;
+use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{StoreError, panic_text};
 
 /// A record is reconciled again after this long, plus up to half as much jitter, whatever the watches report.
@@ -59,6 +60,22 @@ enum Attempt {
     Done(Action),
     Failed(ReconcileError),
     Panicked(String),
+}
+
+impl Attempt {
+    fn outcome(&self) -> ReconcileOutcome {
+        match self {
+            Attempt::Done(_) => ReconcileOutcome::Done,
+            Attempt::Failed(ReconcileError::ClaimLost) => ReconcileOutcome::ClaimLost,
+            Attempt::Failed(
+                ReconcileError::Store(StoreError::TooLarge { .. }) | ReconcileError::Record(_),
+            )
+            | Attempt::Panicked(_) => ReconcileOutcome::Failed,
+            Attempt::Failed(ReconcileError::Store(_) | ReconcileError::Elsewhere(_)) => {
+                ReconcileOutcome::Retried
+            }
+        }
+    }
 }
 
 impl RecordTask {
@@ -171,11 +188,14 @@ impl RecordTask {
 
     async fn attempt(&self, controller: &mut dyn Controller) -> Attempt {
         let _permit = self.permits.acquire().await;
-        match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
+        let begun = monotonic();
+        let attempt = match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
             Ok(Ok(next)) => Attempt::Done(next),
             Ok(Err(error)) => Attempt::Failed(error),
             Err(panic) if enabled(Failpoint::PanicEscapes) => std::panic::resume_unwind(panic),
             Err(panic) => Attempt::Panicked(panic_text(panic.as_ref())),
-        }
+        };
+        self.claimed.metrics.reconciled(attempt.outcome(), monotonic() - begun);
+        attempt
     }
 }

@@ -14,6 +14,7 @@ use super::context::{FarmContext, FarmReport, PlacementReport, ReportPlacement};
 use super::farm_loop::FarmLoop;
 use super::kind::RegisteredKind;
 use super::kind_state::KindState;
+use super::metrics::FarmMetrics;
 use super::preflight::{self, PreflightError};
 use super::records::{Doorbells, Peers};
 use super::settings::FarmSettings;
@@ -52,7 +53,8 @@ pub struct Farm {
 impl Farm {
     pub fn new(settings: FarmSettings, env: Env, kinds: Vec<RegisteredKind>) -> Self {
         let placement = Arc::new(PlacementReport::default);
-        Farm { context: FarmContext { settings, env, report: Arc::default(), placement }, kinds }
+        let (report, metrics) = (Arc::default(), Arc::default());
+        Farm { context: FarmContext { settings, env, report, metrics, placement }, kinds }
     }
 
     /// Adds to the farm's presence what `placement` reports.
@@ -64,6 +66,11 @@ impl Farm {
     /// State of the farm; stays readable while it runs.
     pub fn report(&self) -> Arc<Mutex<FarmReport>> {
         self.context.report.clone()
+    }
+
+    /// Metrics of the farm; stay readable while it runs.
+    pub fn metrics(&self) -> Arc<FarmMetrics> {
+        self.context.metrics.clone()
     }
 
     /// Runs until `shutdown`, then stops every task, releases every lock and returns.

@@ -18,10 +18,12 @@ mod machine;
 use tracing::{debug, info};
 
 use super::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
+use super::metrics::{CommitOutcome, RecordGauges};
 use machine::{CommitAnswer, Machine, Next};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::failpoints::{Failpoint, enabled};
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{
     Commit, Fenced, Index, Key, Op, Query, Refusal, StoreError, Txn, audit_op, key,
 };
@@ -37,6 +39,11 @@ pub trait ChainedStatus: Revisioned + Stored + Send + Sync + 'static {
     fn unreadable(key: &Key, error: &FieldError) -> Result<Self, ReconcileError> {
         let _ = (key, error);
         Ok(Self::default())
+    }
+
+    /// What it shows in the metrics. `None`: nothing.
+    fn gauges(&self) -> Option<RecordGauges> {
+        None
     }
 
     /// Whether the owner that wrote it may have sent transactions that only check it.
@@ -124,7 +131,12 @@ impl<S: ChainedStatus> StatusChain<S> {
         read: Option<(Index, S)>,
     ) -> Self {
         let (ctx, claimed) = (ctx.clone(), claimed.clone());
-        StatusChain { ctx, claimed, record, key, machine: Machine::new(read) }
+        let is_read = read.is_some();
+        let chain = StatusChain { ctx, claimed, record, key, machine: Machine::new(read) };
+        if is_read {
+            chain.show();
+        }
+        chain
     }
 
     /// The status as last read or written; the default if there is none.
@@ -156,7 +168,14 @@ impl<S: ChainedStatus> StatusChain<S> {
         self.machine.fall_behind();
         let (index, status) = self.read().await?;
         self.machine.refreshed(index, status);
+        self.show();
         if self.has_dependents() { self.seal().await } else { Ok(()) }
+    }
+
+    fn show(&self) {
+        if let Some(gauges) = self.status().gauges() {
+            self.claimed.metrics.shows(gauges);
+        }
     }
 
     /// The caches were read after the status.
@@ -184,7 +203,7 @@ impl<S: ChainedStatus> StatusChain<S> {
         let seen = change.record;
         let sent = self.machine.next(change.status.clone());
         let (txn, apart, layout) = self.transaction(change, &sent);
-        let committed = self.ctx.writer.commit(txn).await;
+        let committed = self.write(txn).await;
         if let Some(apart) = apart {
             let _ = self.ctx.writer.commit(apart).await?;
         }
@@ -199,6 +218,7 @@ impl<S: ChainedStatus> StatusChain<S> {
             }
             Ok(Commit::Applied(index)) => {
                 self.machine.answered(sent, &CommitAnswer::Applied(index));
+                self.show();
                 return Ok(Committed::Applied(index));
             }
             Err(error) => error,
@@ -209,10 +229,25 @@ impl<S: ChainedStatus> StatusChain<S> {
             && let Ok((index, found)) = self.read().await
             && self.machine.read_back(index, &found)
         {
+            self.show();
             info!(record = %self.claimed.id, %error, "the transaction was applied, its answer was lost");
             return Ok(Committed::Applied(index));
         }
         Err(error.into())
+    }
+
+    async fn write(&self, txn: Txn<Fenced>) -> Result<Commit, StoreError> {
+        let sent = monotonic();
+        let answer = self.ctx.writer.commit(txn).await;
+        let outcome = match &answer {
+            Ok(Commit::Applied(_)) => CommitOutcome::Applied,
+            Ok(Commit::Refused(_)) => CommitOutcome::Conflict,
+            Ok(Commit::ClaimLost) => CommitOutcome::ClaimLost,
+            Err(error) if error.outcome_unknown() => CommitOutcome::Unknown,
+            Err(_) => CommitOutcome::Failed,
+        };
+        self.claimed.metrics.committed(outcome, monotonic() - sent);
+        answer
     }
 
     /// Plans again after a pause, which doubles with each refusal in a row, or when a change is seen.
@@ -246,7 +281,7 @@ impl<S: ChainedStatus> StatusChain<S> {
         audit: &AuditRecord,
     ) -> Result<Committed, ReconcileError> {
         txn.push(self.audit_op(audit));
-        match self.ctx.writer.commit(txn).await? {
+        match self.write(txn).await? {
             Commit::Applied(index) => Ok(Committed::Applied(index)),
             Commit::ClaimLost => Err(ReconcileError::ClaimLost),
             Commit::Refused(refusals) => {

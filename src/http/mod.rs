@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::farm::FarmReport;
+use crate::farm::metrics::{FarmMetrics, OfKind};
 use rcfarm_store::session::Heartbeats;
 
 /// Returns the number of requests to Consul since the start, by kind.
@@ -32,6 +33,8 @@ pub type RequestCounts = Arc<dyn Fn() -> BTreeMap<&'static str, u64> + Send + Sy
 pub struct Shown {
     /// State of the farm, updated by the farm.
     pub report: Arc<Mutex<FarmReport>>,
+    /// What the farm measures.
+    pub metrics: Arc<FarmMetrics>,
     /// Requests to Consul.
     pub requests: RequestCounts,
     /// How late heartbeats were answered.
@@ -82,8 +85,8 @@ async fn ready(State(shown): State<Shown>) -> impl IntoResponse {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
-    kind: String,
+struct OfBuild {
+    version: &'static str,
 }
 
 async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
@@ -91,7 +94,7 @@ async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, TYPE)], exposition(&shown))
 }
 
-/// The metrics of one scrape, built from the farm's report, so that values are counted in one place.
+/// The metrics of one scrape. Values of the farm's report are counted there alone.
 fn exposition(shown: &Shown) -> String {
     let (report, requests) = (shown.report(), (shown.requests)());
     let mut registry = Registry::with_prefix("rcfarm");
@@ -124,6 +127,10 @@ fn exposition(shown: &Shown) -> String {
         sent.get_or_create(&OfKind { kind: kind.to_owned() }).inc_by(count);
     }
     registry.register("consul_requests", "Requests sent to Consul", sent);
+    let build = Family::<OfBuild, Gauge>::default();
+    build.get_or_create(&OfBuild { version: env!("CARGO_PKG_VERSION") }).set(1);
+    registry.register("build_info", "1, with the version of the program", build);
+    shown.metrics.register(&mut registry);
     let mut text = String::new();
     encode(&mut text, &registry).expect("writing to a string");
     text
@@ -171,11 +178,13 @@ mod tests {
         heartbeats.answered(Duration::from_secs(7));
         let text = exposition(&Shown {
             report: Arc::new(Mutex::new(report)),
+            metrics: Arc::default(),
             requests: Arc::new(|| [("transaction", 41)].into()),
             heartbeats,
         });
         for line in [
             "rcfarm_claims{kind=\"rc\"} 7",
+            concat!("rcfarm_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             "rcfarm_session_open 1",
             "rcfarm_suspicious_trees 0",
             "rcfarm_session_lost_total 2",

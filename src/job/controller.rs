@@ -21,6 +21,7 @@ use crate::cluster::job_pods::LabelledMember;
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
+use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
@@ -29,7 +30,7 @@ use crate::job::controller::view::{DecodedJob, JobView};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;
-use rcfarm_api::job::status::{JobOwner, JobReason, JobStatus};
+use rcfarm_api::job::status::{JobMembers, JobOwner, JobReason, JobStatus};
 use rcfarm_api::key;
 use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
@@ -85,6 +86,21 @@ impl ChainedStatus for JobStatus {
         Err(ReconcileError::Record(format!(
             "{key} is not valid ({error}): correct it, or delete it to start the job again"
         )))
+    }
+
+    fn gauges(&self) -> Option<RecordGauges> {
+        let JobMembers { pending, running, succeeded, failed, .. } = &self.members;
+        let pods = [
+            ("pending", *pending),
+            ("running", *running),
+            ("succeeded", *succeeded),
+            ("failed", *failed),
+        ];
+        Some(RecordGauges {
+            state: self.state.phase.to_string(),
+            is_quarantined: self.quarantined_until.is_some(),
+            pods: pods.map(|(count, number)| (count, u64::from(number))).into(),
+        })
     }
 
     fn has_dependents(&self) -> bool {

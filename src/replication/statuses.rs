@@ -12,9 +12,10 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::farm::claim_read::ClaimRead;
+use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{ChainedStatus, Revisioned};
 use rcfarm_api::ids::RcId;
-use rcfarm_api::rc::status::RcStatus;
+use rcfarm_api::rc::status::{RcStatus, Replicas};
 use rcfarm_api::{Stored, backoff, key};
 use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{Entry, Index, Query, Reader, StoreError};
@@ -28,7 +29,17 @@ impl Revisioned for RcStatus {
     }
 }
 
-impl ChainedStatus for RcStatus {}
+impl ChainedStatus for RcStatus {
+    fn gauges(&self) -> Option<RecordGauges> {
+        let Replicas { desired, current, healthy, .. } = self.replicas;
+        let pods = [("desired", desired), ("current", current), ("healthy", healthy)];
+        Some(RecordGauges {
+            state: self.state(),
+            is_quarantined: self.quarantined_until.is_some(),
+            pods: pods.map(|(count, number)| (count, u64::from(number))).into(),
+        })
+    }
+}
 
 /// ModifyIndex at which an owner expects its RC's status in the store. The periodic check compares it.
 #[derive(Default)]

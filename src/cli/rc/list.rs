@@ -107,7 +107,7 @@ pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
         (Err(_), _) => "Invalid".to_owned(),
         (Ok(spec), _) if spec.disabled => "Disabled".to_owned(),
         (Ok(_), None) => "Pending".to_owned(),
-        (Ok(_), Some(status)) => state(status),
+        (Ok(_), Some(status)) => status.state(),
     };
     RcRow {
         id: found.id,
@@ -119,15 +119,5 @@ pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
         state,
         owner: status.and_then(|status| Some(status.owner.as_ref()?.farm.to_string())),
         invalid: spec.err().map(|bad| bad.to_string()),
-    }
-}
-
-/// Summary of a status in one word.
-pub(super) fn state(status: &RcStatus) -> String {
-    let failed = status.conditions.iter().find(|condition| !condition.status);
-    match failed {
-        Some(condition) => condition.reason.to_string(),
-        None if status.is_settled() => "AsDesired".to_owned(),
-        None => "Pending".to_owned(),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::find::{find, title};
-use super::list::{state, status_of};
+use super::list::status_of;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use rcfarm_api::ids::{PodId, RcId};
@@ -75,7 +75,7 @@ fn print(
     let now = context.now();
     let owner = status.owner.as_ref().map(|owner| &owner.farm);
     let shown = json!({
-        "time": now, "id": id, "pod_id": pod, "state": state(status), "status": status,
+        "time": now, "id": id, "pod_id": pod, "state": status.state(), "status": status,
     });
     context.out.show_next(&shown, || {
         let replicas = status.replicas;
@@ -86,7 +86,7 @@ fn print(
             replicas.current,
             replicas.desired,
             replicas.healthy,
-            state(status),
+            status.state(),
         );
         if let Some(owner) = owner {
             text.push_str(&format!("  by {owner}"));

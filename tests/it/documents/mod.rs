@@ -233,21 +233,53 @@ fn the_page_of_reasons_has_every_reason() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// Names of the metrics, without prefix and suffix, as they are registered.
+fn metrics() -> BTreeSet<String> {
+    let source: String = [root().join("src/http/mod.rs"), root().join("src/farm/metrics.rs")]
+        .iter()
+        .map(|path| read(path))
+        .collect();
+    let calls = source.split("registry, \"").skip(1).chain(
+        source.split("registry.register").skip(1).filter_map(|rest| Some(rest.split_once('"')?.1)),
+    );
+    let names = calls.filter_map(|rest| rest.split('"').next());
+    let is_name = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    names.filter(is_name).map(str::to_owned).collect()
+}
+
 #[test]
 fn the_page_of_metrics_has_every_metric() {
-    let page = page("operate/metrics.md");
-    let source: String =
-        files(&root().join("src/http"), "rs").iter().map(|path| read(path)).collect();
-    let names = source.split("registry, \"").chain(source.split("registry.register(\"")).skip(1);
-    let names: BTreeSet<&str> = names.filter_map(|rest| rest.split('"').next()).collect();
-    let names: BTreeSet<&str> = names
-        .into_iter()
-        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
-        .collect();
-    assert!(names.len() > 4, "the metrics are no longer found where they stand: {names:?}");
-    let missing: Vec<&&str> =
-        names.iter().filter(|name| !page.contains(&format!("rcfarm_{name}"))).collect();
+    let (page, names) = (page("operate/metrics.md"), metrics());
+    assert!(names.len() > 12, "the metrics are no longer found where they stand: {names:?}");
+    let missing: Vec<&String> =
+        names.iter().filter(|name| !page.contains(&format!("`rcfarm_{name}"))).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn alert_rules_and_dashboard_name_metrics_that_are_exported() {
+    let names = metrics();
+    for file in ["rules.yaml", "dashboard.json"] {
+        let text = page(&format!("operate/monitoring/{file}"));
+        let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+        let used: BTreeSet<String> = text
+            .split("rcfarm_")
+            .skip(1)
+            .map(|rest| rest.chars().take_while(|c| is_part(*c)).collect())
+            .collect();
+        assert!(used.len() > 6, "{file} names few metrics: {used:?}");
+        let suffixes = ["_seconds_bucket", "_seconds", "_total", ""];
+        let is_exported = |name: &&String| {
+            suffixes
+                .iter()
+                .any(|suffix| name.strip_suffix(suffix).is_some_and(|n| names.contains(n)))
+        };
+        let unknown: Vec<&String> = used.iter().filter(|name| !is_exported(name)).collect();
+        assert!(unknown.is_empty(), "{file}: {unknown:?}");
+    }
+    let dashboard: Result<serde_json::Value, _> =
+        serde_json::from_str(&page("operate/monitoring/dashboard.json"));
+    assert!(dashboard.is_ok_and(|dashboard| dashboard["panels"].is_array()));
 }
 
 /// Comments of a source as one text, since a citation may be broken between lines.

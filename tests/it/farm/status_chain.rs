@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rcfarm::farm::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
+use rcfarm::farm::metrics::RecordMetrics;
 use rcfarm::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
 use rcfarm_api::audit::{AuditRecord, EventType};
 use rcfarm_api::ids::RecordId;
@@ -84,6 +85,7 @@ async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcSta
             PollPolicy::PROMPT,
         ),
         locks: Cache::new(reader, key::rc_locks(), PollPolicy::PROMPT),
+        metrics: RecordMetrics::new(Arc::default(), "rc", id.to_string().as_str().into()),
     };
     let keys = (key::rc(id), key::rc_status(id));
     (StatusChain::new(&ctx, &claimed, keys, None), record.modify_index)

@@ -253,6 +253,16 @@ impl RcStatus {
     pub fn is_settled(&self) -> bool {
         self.conditions.len() == 3 && self.conditions.iter().all(|c| c.status)
     }
+
+    /// `AsDesired`, `Pending`, or the reason of the first condition that does not hold.
+    pub fn state(&self) -> String {
+        let failed = self.conditions.iter().find(|condition| !condition.status);
+        match failed {
+            Some(condition) => condition.reason.to_string(),
+            None if self.is_settled() => RcReason::AsDesired.to_string(),
+            None => "Pending".to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]
