@@ -244,6 +244,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             session: session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
+            permits: Default::default(),
         };
         let ids = Arc::new(IdSource::from_entropy());
         let env = Env::new(lab.store.clone(), Arc::new(SystemClock), ids);

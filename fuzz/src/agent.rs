@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rcfarm_api::Stored as _;
+use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_emulator::{Emulator, Settings};
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
+use rcfarm_node::agent::health::HealthCheck;
 use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, monotonic};
@@ -56,6 +58,10 @@ impl Driver for Processes {
         self.stopped.lock().expect("no panic").insert(started.pid);
         self.changed.notify_waiters();
     }
+
+    async fn check_health(&self, _: &HealthCheck, _: &Launch) -> (Health, String) {
+        (Health::Passing, String::new())
+    }
 }
 
 fn key(text: &str) -> Key {
@@ -90,6 +96,7 @@ pub async fn run(input: &[u8]) {
         session: SessionSettings::default(),
         limits: Default::default(),
         at_shutdown: AtShutdown::LeavePods,
+        permits: Default::default(),
     };
     let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);
     let shutdown = CancellationToken::new();

@@ -34,7 +34,7 @@ use rcfarm_api::{ResourceList, key};
 use rcfarm_emulator::Emulator;
 use rcfarm_emulator::serve::serve;
 use rcfarm_node::agent::{self, Agent, AgentError, AgentSettings, AtShutdown};
-use rcfarm_node::simulated;
+use rcfarm_node::{exec, simulated};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::SystemClock;
 use rcfarm_store::{PutMode, Store, TxnLimits};
@@ -99,6 +99,8 @@ pub(super) async fn run(
         args.apply.as_deref().map(|path| read_yaml(path, " (--apply)")).transpose()?;
     let described = described.unwrap_or_default();
     args.log.init()?;
+    exec::hide();
+    exec::close_on_exec();
     let address = address.as_deref().unwrap_or(DEFAULT_ADDRESS);
     let address = address.strip_prefix("http://").unwrap_or(address);
     let listener = TcpListener::bind(address).await.map_err(|error| {
@@ -227,6 +229,7 @@ async fn start_agents(
             session: agent::session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,
+            permits: Default::default(),
         };
         let agent = Agent::new(settings, system_env(store.clone()), Arc::new(own_driver()?));
         agents.spawn(agent.run(shutdown.clone()));

@@ -102,6 +102,9 @@ enum NodeCommand {
         /// Directory of the process
         dir: std::path::PathBuf,
     },
+    /// Become the program of the launch on standard input; only agents start this
+    #[command(hide = true)]
+    Exec,
     #[command(flatten)]
     Other(node::NodeCommand),
 }
@@ -141,6 +144,9 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     if let Command::Node(NodeCommand::Shim { dir }) = &cli.command {
         return node_run::run_shim(dir);
     }
+    if let Command::Node(NodeCommand::Exec) = &cli.command {
+        return node_run::run_exec();
+    }
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(dispatch(cli, address))
 }
@@ -173,6 +179,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
             node_run::run(*args, clients).await
         }
         Command::Node(NodeCommand::Shim { dir }) => node_run::run_shim(&dir),
+        Command::Node(NodeCommand::Exec) => node_run::run_exec(),
         Command::Node(NodeCommand::Other(command)) => node::run(&context()?, command).await,
         Command::Pod(command) => pod::run(&context()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,

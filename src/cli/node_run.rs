@@ -18,8 +18,9 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::{check_label_key, check_label_value};
 use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
-use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, serve};
-use rcfarm_node::shim;
+use rcfarm_node::agent::users::ANY_BUT_ROOT;
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, PodPermits, serve};
+use rcfarm_node::{exec, shim};
 use rcfarm_store::TxnLimits;
 
 #[derive(clap::Args)]
@@ -45,6 +46,12 @@ pub struct NodeRunArgs {
     /// Serve the pods' logs on this address, for `rcfarm pod logs`; without authentication
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
+    /// User that manifests may name in run_as: a name, uid or uid:gid, or * for all but root; may be repeated
+    #[arg(long, default_value = ANY_BUT_ROOT, value_name = "USER")]
+    allow_user: Vec<String>,
+    /// Let pods keep the agent's capabilities and gain privileges by set-user-ID programs
+    #[arg(long)]
+    privileged_pods: bool,
     /// TTL of the agent's own check: the loss of a node is noticed after this long; 0s: no check
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     check_ttl: Duration,
@@ -66,6 +73,9 @@ fn pair(text: &str) -> Result<(String, String), String> {
 /// Runs until SIGTERM or SIGINT. The pods keep running.
 pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Result<CliExit> {
     args.log.init()?;
+    // The environment, and with it the token, stays hidden from pods of this user. They get no descriptor of its parent.
+    exec::hide();
+    exec::close_on_exec();
     let settings = args.settings()?;
     let shutdown = CancellationToken::new();
     info!(node = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
@@ -100,6 +110,12 @@ pub(super) fn run_shim(dir: &std::path::Path) -> anyhow::Result<CliExit> {
     Ok(CliExit::Ok)
 }
 
+/// Becomes the program of a health check, which only agents start. Returns if that fails; the agent has the reason.
+pub(super) fn run_exec() -> anyhow::Result<CliExit> {
+    let _ = exec::replace_process();
+    Ok(CliExit::Error)
+}
+
 impl NodeRunArgs {
     fn settings(&self) -> anyhow::Result<AgentSettings> {
         key::check_node_name(&self.name)
@@ -122,6 +138,10 @@ impl NodeRunArgs {
             session,
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
+            permits: PodPermits {
+                users: self.allow_user.clone(),
+                privileged: self.privileged_pods,
+            },
         })
     }
 }

@@ -10,15 +10,15 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::agent::driver::{Launch, ProcessExit, StartFailure, Started, signal};
 use super::agent::logs::{MAX_BYTES, rotate};
 use super::agent::state;
+use super::exec;
 use rcfarm_api::node::status::ExitReason;
 use rcfarm_store::time::{Clock, SystemClock};
 
@@ -43,9 +44,6 @@ pub enum ShimMessage {
     Taken,
 }
 
-/// Too many open files: of a process, of the machine.
-const EMFILE: i32 = 24;
-const ENFILE: i32 = 23;
 /// Interval of reads of the lease.
 const LEASE_INTERVAL: Duration = Duration::from_millis(200);
 /// The size of the log is checked every so many reads of the lease: every 5 s.
@@ -78,6 +76,8 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
 /// # Errors
 /// Fails if the lock cannot be opened or `exit.json` cannot be written.
 pub fn run(dir: &Path) -> io::Result<()> {
+    exec::hide();
+    exec::close_on_exec();
     let lock = File::options().create(true).append(true).open(dir.join("lock"))?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         print(&ShimMessage::Taken);
@@ -148,60 +148,27 @@ fn print(message: &ShimMessage) {
 }
 
 fn start(launch: &Launch) -> Result<std::process::Child, StartFailure> {
-    let message = |what: &str, path: &Path, error: io::Error| {
-        format!("{what} {} cannot be used: {error}", path.display())
-    };
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(&launch.log)
-        .map_err(|error| message("the log file", &launch.log, error))?;
-    let errors = log.try_clone().map_err(|error| message("the log file", &launch.log, error))?;
-    if !launch.cwd.is_dir() {
-        let why = format!("the working directory {} does not exist", launch.cwd.display());
-        return Err(StartFailure::Program(why));
+    let log = open_log(launch).map_err(|error| {
+        format!("the log file {} cannot be used: {error}", launch.log.display())
+    })?;
+    exec::spawn(launch, log)
+}
+
+/// Opens the log for appending. The process may have put something else at its path: a link is not followed, and
+/// nothing but a file is used.
+fn open_log(launch: &Launch) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut options = File::options();
+    let log =
+        options.create(true).append(true).mode(0o640).custom_flags(flags).open(&launch.log)?;
+    if !log.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
     }
-    let mut command = Command::new(&launch.command[0]);
-    command
-        .args(&launch.command[1..])
-        .env_clear()
-        .envs(&launch.env)
-        .current_dir(&launch.cwd)
-        .stdin(Stdio::null())
-        .stdout(log)
-        .stderr(errors)
-        .process_group(0);
     if let Some((uid, gid)) = launch.run_as {
-        command.gid(gid).uid(uid);
+        // Programs may open `/dev/stdout`, which is this file.
+        fchown(&log, Some(uid), Some(gid))?;
     }
-    let home = launch.cgroup.as_deref().map(enter).transpose()?;
-    let started = command.spawn();
-    if let Some(home) = home {
-        // The process inherited the cgroup. The shim leaves it again, so that limits do not apply to the shim.
-        let _ = fs::write(home.join("cgroup.procs"), "0");
-    }
-    started.map_err(|error| {
-        let why = format!("{} cannot be started: {error}", launch.command[0]);
-        match is_of_the_program(&error) {
-            true => StartFailure::Program(why),
-            false => StartFailure::Node(why),
-        }
-    })
-}
-
-/// Whether a start fails again wherever the program is started; otherwise the machine lacks memory or processes.
-fn is_of_the_program(error: &io::Error) -> bool {
-    use io::ErrorKind::{OutOfMemory, ResourceBusy, WouldBlock};
-    let of_node = [OutOfMemory, ResourceBusy, WouldBlock];
-    !of_node.contains(&error.kind()) && !matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
-}
-
-/// Moves the shim into a cgroup, which its next child inherits. Returns the cgroup that it left.
-fn enter(cgroup: &Path) -> Result<PathBuf, String> {
-    let message = |error| format!("the cgroup {} cannot be entered: {error}", cgroup.display());
-    let home = super::agent::cgroup::own().ok_or_else(|| "no cgroup v2 is mounted".to_owned())?;
-    fs::write(cgroup.join("cgroup.procs"), "0").map_err(message)?;
-    Ok(home)
+    Ok(log)
 }
 
 /// Rotates the log, retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.

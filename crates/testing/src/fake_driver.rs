@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rcfarm_api::node::Health;
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
+use rcfarm_node::agent::health::HealthCheck;
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 /// Reports every process as running; none ever ends by itself.
@@ -27,4 +29,8 @@ impl Driver for FakeDriver {
     }
 
     async fn stop(&self, _: &Started, _: &str, _: Duration) {}
+
+    async fn check_health(&self, _: &HealthCheck, _: &Launch) -> (Health, String) {
+        (Health::Passing, String::new())
+    }
 }

@@ -155,6 +155,24 @@ fn is_free(port: u16) -> bool {
     TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
 }
 
+/// Whether tests may start processes as other users. `false` leaves a test out.
+///
+/// # Panics
+/// When the tests do not run as root, unless `RCFARM_TESTS_WITHOUT_ROOT` is set: a test that is left out must be noticed.
+#[must_use]
+pub fn may_change_users() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    let is_told = std::env::var_os("RCFARM_TESTS_WITHOUT_ROOT").is_some();
+    assert!(
+        is_root || is_told,
+        "this test changes users: run it as root, or set RCFARM_TESTS_WITHOUT_ROOT=1 to leave such tests out"
+    );
+    if !is_root {
+        eprintln!("LEFT OUT: this test changes users, and needs root");
+    }
+    is_root
+}
+
 /// The Consul program: `CONSUL_BIN`, or the PATH's, or the one that `.ci/get-consul` has put into the project.
 ///
 /// # Panics

@@ -54,6 +54,7 @@ impl Host {
             },
             limits: Default::default(),
             at_shutdown: AtShutdown::LeavePods,
+            permits: Default::default(),
         };
         Host { cluster: Cluster::on(store.clone()), settings, _directory: directory, agent: None }
     }

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rcfarm_api::key;
+use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_emulator::{Fate, Request};
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
+use rcfarm_node::agent::health::HealthCheck;
 use rcfarm_node::agent::process::ProcessDriver;
 use tokio::time::sleep;
 
@@ -94,6 +96,10 @@ impl Driver for PanickingDriver {
 
     async fn stop(&self, running: &Started, signal: &str, grace: Duration) {
         self.0.stop(running, signal, grace).await;
+    }
+
+    async fn check_health(&self, health_check: &HealthCheck, launch: &Launch) -> (Health, String) {
+        self.0.check_health(health_check, launch).await
     }
 }
 

@@ -8,3 +8,4 @@ mod owners;
 mod pods;
 mod single_instance;
 mod trust;
+mod users;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::health::{self, HealthCheck};
+use super::health::HealthCheck;
 use rcfarm_api::Timestamp;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{ExitReason, START_ERROR};
@@ -32,7 +32,7 @@ pub fn signal(name: &str) -> Signal {
 }
 
 /// Everything that is needed to start one process. The shim reads it, so it must be complete.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// Number of the start.
     pub attempt: u64,
@@ -46,6 +46,9 @@ pub struct Launch {
     pub log: PathBuf,
     /// User and group ids; `None`: those of the agent.
     pub run_as: Option<(u32, u32)>,
+    /// Whether the process keeps the agent's capabilities and may gain others.
+    #[serde(default)]
+    pub privileged: bool,
     pub cgroup: Option<PathBuf>,
     /// File with the lease: the process is stopped before the lease ends.
     pub lease: Option<PathBuf>,
@@ -189,14 +192,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Sends the stop signal. Kills the process and its group if it still runs after `grace`.
     async fn stop(&self, running: &Started, signal: &str, grace: Duration);
 
-    /// Runs a health check once, in a process's environment and its pod's directory. Returns the result and a message
-    /// for the pod's status.
-    async fn check_health(
-        &self,
-        health_check: &HealthCheck,
-        env: &BTreeMap<String, String>,
-        home: &Path,
-    ) -> (Health, String) {
-        health::check(health_check, env, home).await
-    }
+    /// Runs a health check once, for a process that was started with `launch`. A command of a check runs as that
+    /// process does, in the launch's directory. Returns the result and a message for the pod's status.
+    async fn check_health(&self, health_check: &HealthCheck, launch: &Launch) -> (Health, String);
 }

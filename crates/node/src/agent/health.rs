@@ -1,13 +1,20 @@
 //! Health checks of processes.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::driver::Launch;
+use super::process::gone;
+use crate::shim::start_ticks;
 use rcfarm_api::manifest::command_line::{Expanded, LONGEST_STRING, expand};
 use rcfarm_api::node::Health;
 
@@ -87,16 +94,18 @@ impl HealthVerdict {
     }
 }
 
-/// Runs the check once. Returns the result and a message for the pod's status.
+/// Runs the check once. Its command is started by `program node exec`, as `launch` says. Returns the result and a
+/// message for the pod's status.
 pub async fn check(
     health_check: &HealthCheck,
-    env: &BTreeMap<String, String>,
-    cwd: &Path,
+    launch: &Launch,
+    program: &Path,
 ) -> (Health, String) {
+    let env = &launch.env;
     let result = match &health_check.probe {
         Probe::Http(url) => timeout(health_check.timeout, http(target(url, env))).await,
         Probe::Tcp(address) => timeout(health_check.timeout, tcp(target(address, env))).await,
-        Probe::Exec(command) => timeout(health_check.timeout, exec(command, env, cwd)).await,
+        Probe::Exec(command) => timeout(health_check.timeout, exec(command, launch, program)).await,
     };
     result.unwrap_or_else(|_| {
         (Health::Critical, format!("no answer within {:?}", health_check.timeout))
@@ -144,32 +153,65 @@ async fn tcp(address: String) -> (Health, String) {
     }
 }
 
-async fn exec(command: &[String], env: &BTreeMap<String, String>, cwd: &Path) -> (Health, String) {
-    let words = match Expanded::of(command, &BTreeMap::new(), env.clone()) {
+async fn exec(command: &[String], launch: &Launch, program: &Path) -> (Health, String) {
+    let words = match Expanded::of(command, &BTreeMap::new(), launch.env.clone()) {
         Ok(expanded) => expanded.command,
         Err(error) => return (Health::Critical, error.to_string()),
     };
-    let run = tokio::process::Command::new(&words[0])
-        .args(&words[1..])
-        .env_clear()
-        .envs(env)
-        .current_dir(cwd)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .kill_on_drop(true)
-        .status();
-    match run.await {
+    let name = words[0].clone();
+    match run(program, &Launch { command: words, ..launch.clone() }).await {
         Ok(status) => {
             let health = match status.code() {
                 Some(0) => Health::Passing,
                 Some(1) => Health::Warning,
                 _ => Health::Critical,
             };
-            (health, format!("{}: {status}", words[0]))
+            (health, format!("{name}: {status}"))
         }
-        Err(error) => (Health::Critical, format!("{}: {error}", words[0])),
+        Err(error) => (Health::Critical, error.to_string()),
+    }
+}
+
+/// Runs the program of a launch to its end. Its process group is killed then, or when this is dropped.
+async fn run(program: &Path, launch: &Launch) -> io::Result<ExitStatus> {
+    let mut child = Command::new(program)
+        .args(["node", "exec"])
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()?;
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default();
+    // Declared after the child: it is dropped first, and the pid cannot be reused before the child is reaped.
+    let group = ProcessGroup(Pid::from_raw(pid));
+    let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
+    if let Some(mut stdin) = stdin {
+        stdin.write_all(&serde_json::to_vec(launch)?).await?;
+    }
+    // It closes when the program begins.
+    let mut why = String::new();
+    if let Some(stderr) = stderr {
+        stderr.take(LONGEST_STRING as u64).read_to_string(&mut why).await?;
+    }
+    if !why.is_empty() {
+        return Err(io::Error::other(why));
+    }
+    if let Some(ticks) = start_ticks(pid) {
+        gone(pid, ticks).await;
+    }
+    drop(group);
+    child.wait().await
+}
+
+/// A process group that is killed when dropped. Its leader must not have been reaped.
+struct ProcessGroup(Option<Pid>);
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
     }
 }
 
@@ -236,28 +278,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn check_reports_exit_codes_ports_and_pages() {
-        let (env, here) = (BTreeMap::from([("CODE".to_owned(), "1".to_owned())]), Path::new("/"));
+    async fn check_reports_ports_and_pages() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap().to_string();
-        let exec = |code: &str| {
-            Probe::Exec(["sh", "-c", &format!("exit {code}")].map(str::to_owned).to_vec())
-        };
         for (probe, health) in [
-            (exec("0"), Health::Passing),
-            (exec("${CODE}"), Health::Warning),
-            (exec("2"), Health::Critical),
-            (Probe::Exec(vec!["/nowhere/at/all".to_owned()]), Health::Critical),
             (Probe::Tcp(open), Health::Passing),
             (Probe::Tcp("127.0.0.1:1".to_owned()), Health::Critical),
             (Probe::Http("http://127.0.0.1:1/".to_owned()), Health::Critical),
             (Probe::Http("no address".to_owned()), Health::Critical),
         ] {
+            let limit = Duration::from_secs(30);
             let thresholds =
                 Thresholds { passing_after: 1, critical_after: 1, restart_after: None };
-            let limit = Duration::from_secs(30);
             let health_check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
-            assert_eq!(check(&health_check, &env, here).await.0, health, "{health_check:?}");
+            let result = check(&health_check, &Launch::default(), Path::new("/nowhere")).await;
+            assert_eq!(result.0, health, "{health_check:?}");
         }
     }
 }

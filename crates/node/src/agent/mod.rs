@@ -17,6 +17,7 @@
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`health`] | health checks |
+//! | [`users`] | users that pods may run as |
 //! | `single_instance` | check that no other node runs a single instance |
 //! | `event`, `intended` | events of the loop, intended pods |
 //! | `intents`, `presence` | watch of the intents, session and node record |
@@ -42,6 +43,7 @@ pub mod serve;
 mod single_instance;
 pub mod state;
 mod tasks;
+pub mod users;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -53,6 +55,7 @@ use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
 pub use run::{Agent, AgentError};
+pub use users::PodPermits;
 
 /// Consul service that all agents register.
 pub const SERVICE: &str = "rcfarm-node";
@@ -90,6 +93,8 @@ pub struct AgentSettings {
     pub limits: TxnLimits,
     /// What happens to the pods when the agent stops.
     pub at_shutdown: AtShutdown,
+    /// Users and privileges that pods may have.
+    pub permits: PodPermits,
 }
 
 /// Longest pause between two attempts to reach Consul: the agent reconnects soon after Consul is back.

@@ -11,8 +11,9 @@ use super::health::HealthVerdict;
 use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
 use super::report::{PodReport, cut_texts};
-use super::state::{DataDir, StoredPod, read};
-use super::{AgentSettings, AtShutdown, cgroup};
+use super::state::{DataDir, StoredPod, read, replace_for};
+use super::users::{UserError, UserIds};
+use super::{AgentSettings, AtShutdown, PodPermits, cgroup, users};
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
@@ -101,12 +102,20 @@ const CANNOT_START_AFTER: u32 = 3;
 
 impl PodTask {
     /// An intended pod whose processes wait for their start.
-    pub(super) fn new(id: PodId, intended: Intended, data: &DataDir, now: Duration) -> PodTask {
+    pub(super) fn new(
+        id: PodId,
+        intended: Intended,
+        data: &DataDir,
+        permits: &PodPermits,
+        now: Duration,
+    ) -> PodTask {
         let spec = match Manifest::parse(&intended.manifest) {
             Ok(manifest) if *manifest.id() != id => {
                 Err(format!("the manifest says id {}, but the intent is for {id}", manifest.id()))
             }
-            Ok(manifest) => PodSpec::read(&manifest).map_err(|error| error.to_string()),
+            Ok(manifest) => PodSpec::read(&manifest)
+                .map_err(|error| error.to_string())
+                .and_then(|spec| permitted(spec, permits)),
             Err(error) => Err(error.to_string()),
         };
         let launchables = spec.iter().flat_map(|spec| &spec.launchables);
@@ -305,23 +314,29 @@ impl PodTask {
             }
         }
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
-        let env = self.env(name, &spec, settings, data);
+        let run_as = match &spec.run_as {
+            Some(run_as) => users::find(run_as, &settings.permits)
+                .map_err(|error| program(error.into_text()))?,
+            None => None,
+        };
+        let env = self.env(name, &spec, settings, data, run_as);
         let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
             .map_err(|error| program(format!("{}: {}", error.path, error.reason())))?;
-        let home = data.pod(&self.id);
+        let home = data.home(&self.id, run_as);
         let cwd = match &process.cwd {
             Some(cwd) => {
                 let cwd = expand(cwd, &env, LONGEST_STRING);
                 cwd.ok_or_else(|| program("cwd: it is too long".to_owned()))?.into()
             }
-            None => home.clone(),
+            None => home,
         };
         Ok(Launch {
             attempt,
             command,
             cwd,
-            log: home.join(format!("{name}.log")),
-            run_as: spec.run_as.as_deref().map(user).transpose().map_err(program)?,
+            log: data.pod(&self.id).join(format!("{name}.log")),
+            run_as,
+            privileged: settings.permits.privileged,
             cgroup,
             lease: ends_with_node.then(|| data.lease()),
             stop_signal: process.stop_signal,
@@ -337,6 +352,7 @@ impl PodTask {
         spec: &PodSpec,
         settings: &AgentSettings,
         data: &DataDir,
+        run_as: Option<UserIds>,
     ) -> BTreeMap<String, String> {
         let inherited = ["PATH", "HOME", "LANG", "TZ"];
         let inherited = inherited
@@ -349,9 +365,14 @@ impl PodTask {
         set("RCFARM_NODE_ADDRESS", settings.address.clone());
         set("RCFARM_POD", self.id.to_string());
         set("RCFARM_LAUNCHABLE", name.to_owned());
-        set("POD_HOME", data.pod(&self.id).display().to_string());
+        let home = data.home(&self.id, run_as).display().to_string();
+        if run_as.is_some() {
+            // The agent's home is another user's.
+            set("HOME", home.clone());
+        }
+        set("POD_HOME", home);
         if spec.config.is_some() {
-            set("CONFIG_PATH", data.pod(&self.id).join("config.yaml").display().to_string());
+            set("CONFIG_PATH", data.config(&self.id, run_as).display().to_string());
         }
         let devices = self.devices();
         if !devices.is_empty() {
@@ -502,23 +523,16 @@ fn unhealthy(exit: ProcessExit, failed_checks: u32) -> ProcessExit {
     ProcessExit { code: exit.code.filter(|code| *code != 0), why: Some(why), ..exit }
 }
 
-/// `(uid, gid)` of a user: a name in `/etc/passwd`, or numbers as `uid` or `uid:gid`.
-fn user(name: &str) -> Result<(u32, u32), String> {
-    let numbers = name.split_once(':').unwrap_or((name, name));
-    if let (Ok(uid), Ok(gid)) = (numbers.0.parse(), numbers.1.parse()) {
-        return Ok((uid, gid));
+/// The spec of a pod whose user this node allows. A user that the node does not know is reported at the start: another
+/// node may know it.
+fn permitted(spec: PodSpec, permits: &PodPermits) -> Result<PodSpec, String> {
+    match spec.run_as.as_deref().map(|run_as| users::find(run_as, permits)) {
+        Some(Err(refused @ UserError::Refused(_))) => Err(refused.into_text()),
+        _ => Ok(spec),
     }
-    let passwd = std::fs::read_to_string("/etc/passwd")
-        .map_err(|error| format!("run_as: /etc/passwd cannot be read: {error}"))?;
-    let ids = passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next()? == name).then_some(())?;
-        Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
-    });
-    ids.ok_or_else(|| format!("run_as: this node has no user {name:?} in /etc/passwd"))
 }
 
-/// Writes `pod.json` and `config.yaml` of a pod, unless they are up to date.
+/// Writes `pod.json` and `config.yaml` of a pod, unless they are up to date, and makes its home.
 ///
 /// # Errors
 /// Why they cannot be written, for the pod's status.
@@ -527,18 +541,23 @@ pub(super) fn prepare(
     pod: &PodId,
     stored: &StoredPod,
     config: Option<&serde_json::Value>,
+    user: Option<UserIds>,
     node: &NodeName,
 ) -> Result<(), String> {
     let message = |error: std::io::Error| format!("node {node} cannot store the pod: {error}");
+    if let Some(user) = user {
+        data.make_home(pod, user).map_err(|why| format!("run_as: {why}"))?;
+    }
     let path = data.pod(pod).join("pod.json");
     if read::<StoredPod>(&path).as_ref() != Some(stored) {
         data.keep(pod, stored).map_err(message)?;
     }
-    let path = data.pod(pod).join("config.yaml");
+    let path = data.config(pod, user);
     if let Some(config) = config {
         let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
-        if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
-            super::state::replace(&path, text.as_bytes()).map_err(message)?;
+        // The user may have changed, so a file for a user is always written anew.
+        if user.is_some() || std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+            replace_for(&path, text.as_bytes(), user).map_err(message)?;
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-use super::driver::{Driver, FoundProcess, ProcessExit, StartFailure, Started};
+use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started};
 use super::event::{AgentEvent, PresenceState};
 use super::health::{HealthCheck, HealthVerdict};
 use super::intended::Intended;
@@ -103,7 +103,9 @@ impl NodePods {
 
     /// Reads the manifest of a pod. If that panics, the pod has a status that says so, and no processes.
     fn insert(&mut self, id: PodId, intended: Intended, now: Duration) -> &PodTask {
-        let read = AssertUnwindSafe(|| PodTask::new(id.clone(), intended.clone(), &self.data, now));
+        let (data, permits) = (&self.data, &self.settings.permits);
+        let read =
+            AssertUnwindSafe(|| PodTask::new(id.clone(), intended.clone(), data, permits, now));
         let pod = catch_unwind(read).unwrap_or_else(|panic| {
             PodTask::unfit(id.clone(), intended, alert(&id, &panic_text(panic.as_ref())))
         });
@@ -183,10 +185,13 @@ impl NodePods {
         self.spawn_for(id, Some(name), async move {
             let dir = data.launchable(&pod, &launchable);
             let started = match launch {
-                Ok(launch) => match prepare(&data, &pod, &stored, config.as_ref(), &node) {
-                    Ok(()) => driver.start(&dir, &launch).await,
-                    Err(why) => Err(StartFailure::Node(why)),
-                },
+                Ok(launch) => {
+                    let user = launch.run_as;
+                    match prepare(&data, &pod, &stored, config.as_ref(), user, &node) {
+                        Ok(()) => driver.start(&dir, &launch).await,
+                        Err(why) => Err(StartFailure::Node(why)),
+                    }
+                }
                 Err(failure) => Err(failure),
             };
             let _ = events.send(AgentEvent::Started(pod, launchable, started));
@@ -271,12 +276,12 @@ impl NodePods {
     fn spawn_checker(&mut self, id: &PodId, name: &str) {
         let Some(pod) = self.by_id.get_mut(id) else { return };
         let health_check = pod.process_spec(name).and_then(|spec| spec.health.clone());
-        let env = pod.launch(name, &self.settings, &self.data).ok().map(|launch| launch.env);
+        let launch = pod.launch(name, &self.settings, &self.data).ok();
         let Some(process) = pod.processes.get(name).filter(|process| process.running.is_some())
         else {
             return;
         };
-        let (Some(health_check), Some(env)) = (health_check, env) else { return };
+        let (Some(health_check), Some(launch)) = (health_check, launch) else { return };
         let (pod, launchable, attempt) = (id.clone(), name.to_owned(), process.attempt);
         let events = self.events.clone();
         let report = move |(health, message)| {
@@ -284,8 +289,8 @@ impl NodePods {
             let event = AgentEvent::HealthChecked { pod, launchable, attempt, health, message };
             let _ = events.send(event);
         };
-        let home = self.data.pod(id);
-        let checks = check_repeatedly(self.driver.clone(), health_check, env, home, report);
+        let launch = Launch { cwd: self.data.home(id, launch.run_as), ..launch };
+        let checks = check_repeatedly(self.driver.clone(), health_check, launch, report);
         let checker = self.spawn_for(id, None, checks);
         let process = self.by_id.get_mut(id).and_then(|pod| pod.processes.get_mut(name));
         if let Some(process) = process {
@@ -324,13 +329,12 @@ fn alert(id: &PodId, panic: &str) -> String {
 async fn check_repeatedly(
     driver: Arc<dyn Driver>,
     health_check: HealthCheck,
-    env: BTreeMap<String, String>,
-    home: std::path::PathBuf,
+    launch: Launch,
     report: impl Fn((Health, String)),
 ) {
     let mut verdict = HealthVerdict::new(health_check.thresholds);
     loop {
-        let result = driver.check_health(&health_check, &env, &home).await;
+        let result = driver.check_health(&health_check, &launch).await;
         verdict = verdict.after(result.0);
         report(result);
         let interval = match verdict.health() {

@@ -18,8 +18,10 @@ use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
 use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started, signal};
+use super::health::{self, HealthCheck};
 use super::state;
 use crate::shim::{ShimMessage, start_ticks};
+use rcfarm_api::node::Health;
 use rcfarm_store::time::{Clock, SystemClock};
 
 /// How long a start waits for the shim's message.
@@ -36,7 +38,8 @@ pub struct ProcessDriver {
 }
 
 impl ProcessDriver {
-    /// A driver that starts shims as `program node shim`. The daemon passes its own binary.
+    /// A driver that starts shims as `program node shim`, and checks as `program node exec`. The daemon passes its own
+    /// binary.
     pub fn new(program: PathBuf) -> Self {
         ProcessDriver { program }
     }
@@ -57,8 +60,8 @@ fn end_of(pid: i32) -> Option<AsyncFd<OwnedFd>> {
     AsyncFd::new(fd).ok()
 }
 
-/// Resolves when the process has ended.
-async fn gone(pid: i32, ticks: u64) {
+/// Resolves when the process has ended. Its parent may not have reaped it yet.
+pub(super) async fn gone(pid: i32, ticks: u64) {
     // The start time is checked after the descriptor was opened: until then the pid may be reused.
     if let Some(end) = end_of(pid).filter(|_| is_alive(pid, ticks)) {
         let _ = end.readable().await;
@@ -93,6 +96,8 @@ impl Driver for ProcessDriver {
         let mut shim = Command::new(&self.program)
             .args(["node", "shim"])
             .arg(dir)
+            // A pod can read the environment of its parent. The agent's may hold a token.
+            .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -166,5 +171,9 @@ impl Driver for ProcessDriver {
         if ended.is_err() && is_alive(running.pid, running.start_ticks) {
             let _ = kill_process_group(group, Signal::KILL);
         }
+    }
+
+    async fn check_health(&self, health_check: &HealthCheck, launch: &Launch) -> (Health, String) {
+        health::check(health_check, launch, &self.program).await
     }
 }

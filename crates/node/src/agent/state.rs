@@ -11,6 +11,11 @@
 //! | `pods/<pod>/config.yaml` | its configuration |
 //! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`] |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
+//! | `work/<pod>/home/` | home of a pod with another user than the agent, which owns it |
+//! | `work/<pod>/config.yaml` | configuration of such a pod, which it may read |
+//!
+//! `pods/` belongs to the agent alone: who may replace a `launch.json` chooses the user of a process. A pod that has the
+//! agent's user has its home and configuration there too.
 //!
 //! Every record is written to a temporary file and renamed, so that a reader finds the old one or the new one, even if
 //! the writer is killed. It is not synced: a sync would cost each start of a pod two disk latencies, and a power failure
@@ -19,15 +24,16 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::users::UserIds;
 use rcfarm_api::Index;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
 
@@ -83,6 +89,51 @@ impl DataDir {
     #[must_use]
     pub fn pod(&self, pod: &PodId) -> PathBuf {
         self.root.join("pods").join(pod.as_str())
+    }
+
+    /// Home of a pod: its working directory. `user`: its user, if that is not the agent's.
+    #[must_use]
+    pub fn home(&self, pod: &PodId, user: Option<UserIds>) -> PathBuf {
+        match user {
+            Some(_) => self.work(pod).join("home"),
+            None => self.pod(pod),
+        }
+    }
+
+    /// File with the configuration of a pod.
+    #[must_use]
+    pub fn config(&self, pod: &PodId, user: Option<UserIds>) -> PathBuf {
+        let dir = if user.is_some() { self.work(pod) } else { self.pod(pod) };
+        dir.join("config.yaml")
+    }
+
+    fn work(&self, pod: &PodId) -> PathBuf {
+        self.root.join("work").join(pod.as_str())
+    }
+
+    /// Makes the home of a pod with another user than the agent. Others may pass through the directories above it, and
+    /// read nothing there.
+    ///
+    /// # Errors
+    /// Text: the user cannot own its home, or cannot reach it.
+    pub fn make_home(&self, pod: &PodId, user: UserIds) -> Result<(), String> {
+        let home = self.home(pod, Some(user));
+        let say = |error: io::Error| format!("{} cannot be made: {error}", home.display());
+        make_dir(&home).map_err(say)?;
+        for dir in [&self.root, &self.root.join("work"), &self.work(pod)] {
+            let mode = fs::metadata(dir).map_err(say)?.mode();
+            fs::set_permissions(dir, fs::Permissions::from_mode(mode | 0o111)).map_err(say)?;
+        }
+        // The directory itself, not what a link there leads to.
+        let flags = (OFlags::NOFOLLOW | OFlags::DIRECTORY).bits().cast_signed();
+        let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(&home);
+        opened.and_then(|dir| fchown(dir, Some(user.0), Some(user.1))).map_err(|error| {
+            format!("{} cannot be given to {}:{}: {error}", home.display(), user.0, user.1)
+        })?;
+        let closed = home.ancestors().skip(1).find(|dir| !may_pass(dir, user));
+        closed.map_or(Ok(()), |dir| {
+            Err(format!("{}:{} may not pass through {}", user.0, user.1, dir.display()))
+        })
     }
 
     /// Directory of a launchable.
@@ -141,10 +192,13 @@ impl DataDir {
     /// # Errors
     /// What the file system says.
     pub fn forget(&self, pod: &PodId) -> io::Result<()> {
-        match fs::remove_dir_all(self.pod(pod)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
+        for dir in [self.work(pod), self.pod(pod)] {
+            match fs::remove_dir_all(dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
         }
+        Ok(())
     }
 
     /// Launchables that have files on disk.
@@ -175,6 +229,17 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
+/// Whether a user without further groups may pass through a directory.
+fn may_pass(dir: &Path, (uid, gid): UserIds) -> bool {
+    let Ok(found) = fs::metadata(dir) else { return false };
+    let bit = match (found.uid() == uid, found.gid() == gid) {
+        (true, _) => 0o100,
+        (false, true) => 0o010,
+        (false, false) => 0o001,
+    };
+    found.mode() & bit != 0
+}
+
 /// Reads a record; `None` if it is missing or cannot be decoded.
 #[must_use]
 pub fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
@@ -194,12 +259,24 @@ pub fn write<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
 /// # Errors
 /// What the file system says; the old contents then stay.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace_for(path, contents, None)
+}
+
+/// As [`replace`]; the file is for `reader` alone.
+///
+/// # Errors
+/// What the file system says; the old contents then stay.
+pub fn replace_for(path: &Path, contents: &[u8], reader: Option<UserIds>) -> io::Result<()> {
     // Each writer has a temporary file of its own.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let beside = path.with_extension(format!("{}-{next}.new", std::process::id()));
     let written = private().create(true).truncate(true).open(&beside).and_then(|mut file| {
         file.write_all(contents)?;
+        if let Some((uid, gid)) = reader {
+            file.set_permissions(fs::Permissions::from_mode(0o400))?;
+            fchown(&file, Some(uid), Some(gid))?;
+        }
         fs::rename(&beside, path)
     });
     if written.is_err() {

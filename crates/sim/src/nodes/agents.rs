@@ -137,6 +137,7 @@ impl Agents {
             session: session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
+            permits: Default::default(),
         };
         let agent = Agent::new(settings, env, host.machine.clone());
         let freezer = Freezer::default();

@@ -354,12 +354,7 @@ impl Driver for SimMachine {
         }
     }
 
-    async fn check_health(
-        &self,
-        _: &HealthCheck,
-        _: &BTreeMap<String, String>,
-        _: &Path,
-    ) -> (Health, String) {
+    async fn check_health(&self, _: &HealthCheck, _: &Launch) -> (Health, String) {
         match self.lock().ill {
             true => (Health::Critical, "simulated: ill".to_owned()),
             false => (Health::Passing, String::new()),

@@ -1,0 +1,184 @@
+//! Users that pods run as, and which of them the node's operator allows.
+//!
+//! Whoever may write an intent chooses the pod's user, so the agent decides which users there are to choose from.
+
+use std::fs;
+
+use rustix::process::{getegid, geteuid};
+
+/// What pods of this node may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPermits {
+    /// Users that `run_as` may name: names, `uid`, `uid:gid`, or `*` for every user but root.
+    pub users: Vec<String>,
+    /// Whether pods keep the agent's capabilities and may gain others from set-user-ID programs.
+    pub privileged: bool,
+}
+
+/// Every user but root.
+pub const ANY_BUT_ROOT: &str = "*";
+
+impl Default for PodPermits {
+    fn default() -> Self {
+        PodPermits { users: vec![ANY_BUT_ROOT.to_owned()], privileged: false }
+    }
+}
+
+/// User and group ids.
+pub type UserIds = (u32, u32);
+
+/// Why a pod does not get a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UserError {
+    /// This node has no such user; another may.
+    Unknown(String),
+    /// This node does not allow it.
+    Refused(String),
+}
+
+impl UserError {
+    /// Text for the pod's status.
+    pub fn into_text(self) -> String {
+        match self {
+            UserError::Unknown(why) | UserError::Refused(why) => format!("run_as: {why}"),
+        }
+    }
+}
+
+/// `/etc/passwd` and `/etc/group`.
+#[derive(Debug, Clone, Default)]
+struct Accounts {
+    passwd: String,
+    group: String,
+}
+
+/// Third field of a line of either file.
+fn number(line: &str, n: usize) -> Option<u32> {
+    line.split(':').nth(n)?.parse().ok()
+}
+
+impl Accounts {
+    fn named(&self, name: &str) -> Option<UserIds> {
+        let line = self.passwd.lines().find(|line| line.split(':').next() == Some(name))?;
+        Some((number(line, 2)?, number(line, 3)?))
+    }
+
+    /// The group of a user id by `/etc/passwd`.
+    fn group_of(&self, uid: u32) -> Option<u32> {
+        let line = self.passwd.lines().find(|line| number(line, 2) == Some(uid))?;
+        number(line, 3)
+    }
+
+    /// The ids that a text names: a name, `uid`, or `uid:gid`.
+    fn resolve(&self, text: &str) -> Option<UserIds> {
+        if let Some((uid, gid)) = text.split_once(':') {
+            return Some((uid.parse().ok()?, gid.parse().ok()?));
+        }
+        match text.parse() {
+            Ok(uid) => Some((uid, self.group_of(uid).unwrap_or(uid))),
+            Err(_) => self.named(text),
+        }
+    }
+
+    /// Whether a user is not root and has the group that it has anyway, not one that opens the files of others.
+    fn is_ordinary(&self, (uid, gid): UserIds) -> bool {
+        let has_name = || self.group.lines().any(|line| number(line, 2) == Some(gid));
+        uid != 0 && gid != 0 && self.group_of(uid).map_or_else(|| !has_name(), |own| own == gid)
+    }
+}
+
+/// The user of a pod; `None`: the agent's own.
+///
+/// # Errors
+/// [`UserError`].
+pub fn find(run_as: &str, permits: &PodPermits) -> Result<Option<UserIds>, UserError> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let accounts = Accounts { passwd: read("/etc/passwd"), group: read("/etc/group") };
+    let own = (geteuid().as_raw(), getegid().as_raw());
+    decide(run_as, permits, &accounts, own)
+}
+
+fn decide(
+    run_as: &str,
+    permits: &PodPermits,
+    accounts: &Accounts,
+    own: UserIds,
+) -> Result<Option<UserIds>, UserError> {
+    let ids = accounts.resolve(run_as).ok_or_else(|| {
+        UserError::Unknown(format!("this node has no user {run_as:?} in /etc/passwd"))
+    })?;
+    let allows = |entry: &String| match entry.as_str() {
+        ANY_BUT_ROOT => accounts.is_ordinary(ids),
+        entry => accounts.resolve(entry) == Some(ids),
+    };
+    // What a pod is without `run_as` needs no permission, unless it is root.
+    let is_own = ids == own && ids.0 != 0;
+    if !is_own && !permits.users.iter().any(allows) {
+        let (uid, gid) = ids;
+        return Err(UserError::Refused(format!(
+            "pods of this node may not run as {run_as} ({uid}:{gid}); its operator can allow it with --allow-user"
+        )));
+    }
+    Ok((ids != own).then_some(ids))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accounts() -> Accounts {
+        Accounts {
+            passwd: "root:x:0:0::/root:/bin/sh\nwww:x:33:33::/:\nadm:x:500:100::/:\n".to_owned(),
+            group: "root:x:0:\nshadow:x:42:\nwww:x:33:\nusers:x:100:\n".to_owned(),
+        }
+    }
+
+    fn found(run_as: &str, users: &[&str]) -> Result<Option<UserIds>, UserError> {
+        let users = users.iter().map(|user| (*user).to_owned()).collect();
+        decide(run_as, &PodPermits { users, privileged: false }, &accounts(), (7, 7))
+    }
+
+    #[test]
+    fn any_user_but_root_is_allowed_with_its_own_group() {
+        for (run_as, ids) in [
+            ("www", (33, 33)),
+            ("33", (33, 33)),
+            ("33:33", (33, 33)),
+            ("adm", (500, 100)),
+            ("500", (500, 100)),
+            ("1000", (1000, 1000)),
+            ("1000:2000", (1000, 2000)),
+        ] {
+            assert_eq!(found(run_as, &["*"]), Ok(Some(ids)), "{run_as}");
+        }
+        assert_eq!(found("7", &["*"]), Ok(None), "the agent's own");
+        // 42 is the group of /etc/shadow.
+        for run_as in ["root", "0", "0:0", "0:33", "33:0", "33:42", "1000:42", "42", "+0", "00"] {
+            let refused = found(run_as, &["*"]);
+            assert!(matches!(refused, Err(UserError::Refused(_))), "{run_as}: {refused:?}");
+        }
+        for run_as in ["nobody-here", "", "-1", "4294967296", "33:", "www:33"] {
+            let unknown = found(run_as, &["*"]);
+            assert!(matches!(unknown, Err(UserError::Unknown(_))), "{run_as}: {unknown:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_allows_what_it_names_and_nothing_else() {
+        for (run_as, users, is_allowed) in [
+            ("root", &["root"][..], true),
+            ("0:0", &["root"], true),
+            ("0:33", &["root"], false),
+            ("www", &["root"], false),
+            ("www", &["root", "*"], true),
+            ("33", &["www"], true),
+            ("33:42", &["33:42"], true),
+            ("33:33", &["33:42"], false),
+            ("adm", &["nobody-here"], false),
+            ("www", &[], false),
+        ] {
+            assert_eq!(found(run_as, users).is_ok(), is_allowed, "{run_as} of {users:?}");
+        }
+        assert_eq!(found("7:7", &["root"]), Ok(None), "what a pod is without run_as");
+    }
+}
