@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::job_pods::{JobPod, JobPods, job_pod};
-use rcfarm_api::ids::{Namespaced, NodeName, PodRef, RcId};
+use rcfarm_api::ids::{Namespaced, NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::rc::spec::RC_ID;
@@ -48,6 +48,8 @@ impl Decoder for PodDecoder {
 pub struct PodLabels {
     places: VersionedIndex<PodDecoder>,
     by_rc: BTreeMap<RcId, BTreeSet<PodRef>>,
+    /// RCs that own pods of an id.
+    rcs_by_pod: BTreeMap<PodId, BTreeSet<RcId>>,
     jobs: JobPods,
     has_pods_of_jobs: bool,
 }
@@ -108,6 +110,11 @@ impl PodLabels {
         places.filter_map(|place| Some((place, self.places.get(place)?)))
     }
 
+    /// RCs that own pods of this id, on any node.
+    pub fn rcs_with(&self, pod: &PodId) -> impl Iterator<Item = RcId> {
+        self.rcs_by_pod.get(pod).into_iter().flatten().copied()
+    }
+
     /// The owner of the pod at a place.
     pub fn owner(&self, place: &PodRef) -> Option<RcId> {
         self.places.value(place).and_then(|pod| pod.rc)
@@ -139,6 +146,14 @@ impl CacheIndex for PodLabels {
             }
             if let Some(job) = job {
                 new.jobs.insert(place.clone(), job.clone());
+            }
+        }
+        for (rc, places) in &new.by_rc {
+            let mut last = None;
+            // The pods of an RC have one id, but for a moment after its manifest was renamed.
+            for place in places.iter().filter(|place| last.replace(&place.pod) != Some(&place.pod))
+            {
+                new.rcs_by_pod.entry(place.pod.clone()).or_default().insert(*rc);
             }
         }
         new

@@ -3,12 +3,12 @@
 //! Only the owner of an RC changes its pods, so its own writes count more than an older cache ([`OwnWrites`]).
 //! The caches show what other people wrote.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Pods;
 use super::interests::Interests;
-use super::plan::{RcPod, SlotState};
+use super::plan::{RcPod, SlotState, SurplusPods};
 use super::statuses::RcStatuses;
 use super::writes::UNCOMMITTED;
 use crate::cluster::ClusterView;
@@ -184,6 +184,41 @@ impl RcCaches {
             Intent::Same(index) => SlotState::Ours(index),
             Intent::Differs(_) => SlotState::Other,
         }
+    }
+
+    /// Surplus pods of disabled RCs with the RC's pod id. `record` returns another RC's record, if it is valid, and its
+    /// ModifyIndex.
+    pub fn surplus(
+        &self,
+        spec: &RcSpec,
+        own: &OwnWrites,
+        fresh: Option<&FreshHealth>,
+        record: impl Fn(RcId) -> Option<(RcSpec, Index)>,
+    ) -> BTreeMap<RcId, SurplusPods> {
+        let (labels, intents) = (self.cluster.pods.snapshot(), self.cluster.intents.snapshot());
+        let (id, wanted) = (spec.manifest.id(), content_hash(spec.manifest.text().as_bytes()));
+        let surplus = |rc: RcId| {
+            let (old, index) = record(rc).filter(|(old, _)| old.disabled)?;
+            // What this RC has taken since, the cache may still show as the other's.
+            let is_old =
+                |(place, _): &(&PodRef, &LabelledPod)| own.labels.pending(&labels, place).is_none();
+            let all: Vec<_> = labels.value.of_rc(rc).filter(is_old).collect();
+            let surplus = all.len().saturating_sub(old.replicas_desired as usize);
+            let pod = |(place, labelled): (&PodRef, &LabelledPod)| {
+                let pod = RcPod {
+                    label_index: labelled.index,
+                    created: labelled.created,
+                    labels: labelled.value.labels.clone().unwrap_or_default(),
+                    intent: own.intent(&intents, place, wanted),
+                    health: self.cluster.reported(place, fresh).health,
+                };
+                (place.node.clone(), pod)
+            };
+            let pods = all.into_iter().filter(|(place, _)| place.pod == *id).map(pod).collect();
+            (surplus > 0).then_some((rc, SurplusPods { record: index, surplus, pods }))
+        };
+        let others = labels.value.rcs_with(id).filter(|rc| *rc != spec.id);
+        others.filter_map(surplus).collect()
     }
 
     /// Nodes of `pods` whose pods are healthy. A node that is down counts as unhealthy, whatever was reported last.

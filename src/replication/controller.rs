@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::caches::{OwnWrites, RcCaches};
-use super::plan::{PlannedCondition, ReplicationPlan, TransferPlan};
+use super::plan::{PlannedCondition, PodStep, ReplicationPlan, TransferPlan};
 use super::statuses::ExpectedIndex;
 use super::writes::{self, BatchError};
 use super::{Pods, events};
@@ -224,8 +224,9 @@ impl RcController {
             let (steps, after) = rest.split_at(batch.steps);
             let pods = writes::after(&input.pods, &input.spec, steps);
             let next = self.status_after(&input, &pods, after.is_empty().then_some(&plan));
-            let record = events::retarget(&self.ctx, &input.spec, steps, &pods, before);
-            match self.commit(input.record_index, batch.ops, next, vec![record]).await? {
+            let mut audit = vec![events::retarget(&self.ctx, &input.spec, steps, &pods, before)];
+            audit.extend(self.taken_over(steps));
+            match self.commit(input.record_index, batch.ops, next, audit).await? {
                 Committed::Applied(index) => {
                     self.view.ledger.wrote(&batch.bookings, index);
                     self.record_pods(&mut input, pods, index);
@@ -237,6 +238,26 @@ impl RcController {
         self.log_changes(&input, &plan);
         // Reconciles again for what waits until the count is right.
         Ok(Action::RequeueAfter(Duration::ZERO))
+    }
+
+    /// One audit record for each RC whose pods these steps take over.
+    fn taken_over(&self, steps: &[PodStep]) -> Vec<AuditRecord> {
+        let mut taken: BTreeMap<RcId, Vec<NodeName>> = BTreeMap::new();
+        for step in steps {
+            if let PodStep::TakeOver { pod_ref, from, .. } = step {
+                taken.entry(*from).or_default().push(pod_ref.node.clone());
+            }
+        }
+        let labels = self.view.pods.snapshot();
+        let record = |(rc, nodes): (RcId, Vec<NodeName>)| {
+            let (spec, _) = self.other_record(rc)?;
+            let is_left = |place: &&PodRef| {
+                self.own.labels.pending(&labels, place).is_none() && !nodes.contains(&place.node)
+            };
+            let left = labels.value.of_rc(rc).map(|(place, _)| place).filter(is_left).count();
+            Some(events::taken_over(&self.ctx, &spec, nodes, left))
+        };
+        taken.into_iter().filter_map(record).collect()
     }
 
     /// The status once `pods` are written. `done`: the plan, if these are the last of its steps.
@@ -460,10 +481,10 @@ impl Controller for RcController {
         let view = self.view.clone();
         let (mut plan, mut guard) = self.decide(&view, &input).await?;
         if self.takes_pods_away(&input, &plan) {
-            if !self.has_current_pods(&input).await? {
+            if !self.has_current_pods(&input, &plan).await? {
                 return Ok(self.chain.found_outdated());
             }
-            if self.update_health(&mut input).await? {
+            if self.update_health(&mut input, plan.takes_over()).await? {
                 drop(guard);
                 (plan, guard) = self.decide(&view, &input).await?;
             }
@@ -494,6 +515,10 @@ impl Controller for RcController {
                 let next = match (next, transfer) {
                     // No event tells when another record's pod leaves the slot.
                     (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
+                        Action::RequeueAfter(PLACE_PAUSE)
+                    }
+                    // Nor does any tell when the other record is disabled.
+                    (Action::AwaitChange, _) if plan.lacks_slots() => {
                         Action::RequeueAfter(PLACE_PAUSE)
                     }
                     (next, _) => next,

@@ -1,20 +1,24 @@
 //! Reads before a plan that removes some pods of an RC, or moves one: its pods must be at least as new as the record,
 //! and their health as new as the decision. Plans that only add or repair pods, or remove all, need none.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Pods;
 use super::controller::{RcController, RcView};
-use super::plan::{PodStep, RcPod, ReplicationPlan, TransferPlan};
+use super::plan::{PodStep, ReplicationPlan, TransferPlan};
 use crate::farm::kind::ReconcileError;
-use rcfarm_api::ids::PodRef;
+use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key;
-use rcfarm_store::{Question, TxnOutcome};
+use rcfarm_store::{Index, Question, TxnOutcome};
 
 impl RcController {
     /// Whether the plan depends on how many pods there are and which of them are healthy.
     pub(super) fn takes_pods_away(&self, input: &RcView, plan: &ReplicationPlan) -> bool {
         let removes = |step: &PodStep| matches!(step, PodStep::Remove { .. });
+        if plan.takes_over() {
+            return true;
+        }
         let moves = match &plan.transfer {
             TransferPlan::Start(_) => true,
             // The swap of the pods. The steps before it remove none.
@@ -33,16 +37,30 @@ impl RcController {
     /// once, and the watch of the records may be the faster one.
     ///
     /// The labels' index shows it only while other pods change. Otherwise the counted labels are compared with the
-    /// store, [`rcfarm_store::TxnLimits::ops`] of them per request.
-    pub(super) async fn has_current_pods(&self, input: &RcView) -> Result<bool, ReconcileError> {
-        if input.labels_index >= input.record_index {
-            return Ok(true);
-        }
-        let is_at = |(place, pod): (&PodRef, &RcPod)| Question::IsAt {
+    /// store, [`rcfarm_store::TxnLimits::ops`] of them per request. Of an RC whose pods are taken over these are all of
+    /// its pods: somebody else may have taken one.
+    pub(super) async fn has_current_pods(
+        &self,
+        input: &RcView,
+        plan: &ReplicationPlan,
+    ) -> Result<bool, ReconcileError> {
+        let is_at = |(place, pod): (&PodRef, Index)| Question::IsAt {
             key: key::pod_labels(&place.node, &place.pod),
-            index: pod.label_index,
+            index: pod,
         };
-        let questions: Vec<Question> = input.pods.iter().map(is_at).collect();
+        let labels = self.view.pods.snapshot();
+        let taken_from = plan.steps.iter().filter_map(|step| match step {
+            PodStep::TakeOver { from, .. } => Some(*from),
+            _ => None,
+        });
+        let taken_from: BTreeSet<RcId> = taken_from.collect();
+        let others = taken_from.into_iter().flat_map(|rc| labels.value.of_rc(rc));
+        let others = others.filter(|(place, _)| self.own.labels.pending(&labels, place).is_none());
+        let mut questions: Vec<Question> =
+            others.map(|(place, pod)| is_at((place, pod.index))).collect();
+        if input.labels_index < input.record_index {
+            questions.extend(input.pods.iter().map(|(place, pod)| is_at((place, pod.label_index))));
+        }
         for some in questions.chunks(self.ctx.limits.ops.max(1)) {
             if let TxnOutcome::Refused(_) = self.ctx.reader.ask(some).await? {
                 return Ok(false);
@@ -56,6 +74,7 @@ impl RcController {
     pub(super) async fn update_health(
         &mut self,
         input: &mut RcView,
+        takes_over: bool,
     ) -> Result<bool, ReconcileError> {
         self.fresh = Some(self.view.read_health(input.spec.manifest.id()).await?);
         let mut pods = Pods::clone(&input.pods);
@@ -63,7 +82,8 @@ impl RcController {
             pod.health = self.view.reported(place, self.fresh.as_ref()).health;
         }
         let failing = self.failing(&pods);
-        let differs = pods != *input.pods || failing != input.failing;
+        // Health of pods to be taken over is not part of the input: the plan is made again.
+        let differs = takes_over || pods != *input.pods || failing != input.failing;
         (input.pods, input.failing) = (Arc::new(pods), failing);
         Ok(differs)
     }

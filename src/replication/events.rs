@@ -46,6 +46,32 @@ pub fn retarget(
     AuditRecord::new(&Details::Retarget(details), ctx.clock.wall())
 }
 
+/// Pods of the disabled RC `spec` on these nodes were taken over by another RC; `left` remain.
+pub fn taken_over(
+    ctx: &ControllerContext,
+    spec: &RcSpec,
+    nodes_removed: Vec<NodeName>,
+    left: usize,
+) -> AuditRecord {
+    let details = Retarget {
+        pod_id: spec.manifest.id().clone(),
+        availability_zone: spec.availability_zone().to_owned(),
+        cluster_name: spec.cluster_name().to_owned(),
+        nodes: None,
+        replication_controller_id: spec.id,
+        farm: Some(ctx.farm.clone()),
+        actor: Actor::Farm,
+        reason: "TakenOver".to_owned(),
+        nodes_added: Vec::new(),
+        nodes_removed,
+        nodes_repaired: Vec::new(),
+        desired_before: Some(i64::from(spec.replicas_desired)),
+        desired_after: i64::from(spec.replicas_desired),
+        count: left,
+    };
+    AuditRecord::new(&Details::Retarget(details), ctx.clock.wall())
+}
+
 fn node_transfer(ctx: &ControllerContext, spec: &RcSpec, transfer: &Transfer) -> NodeTransfer {
     let id: Uuid = transfer.id;
     NodeTransfer {

@@ -5,7 +5,8 @@
 //! Keys written: `labels/pod/<node>/<pod>`, `intent/<node>/<pod>`, `status/replication_controllers/<uuid>/rcfarm`,
 //! `audit_logs/<uuid v7>`; `rcfarm/allocations/<node>` by CAS, if the manifest asks for resources;
 //! `lock/replication_controllers/<uuid>/update` during a node transfer.
-//! Who else writes them: users and rolling updates write the record. Nobody else writes the pods of a claimed RC,
+//! Who else writes them: users and rolling updates write the record. The owner of an enabled RC takes over surplus pods
+//! of a disabled one with the same pod id (`p2.md` §2.5). Nobody else writes the pods of a claimed RC,
 //! except people by hand, which the watches show. The ownership lock excludes p2's farms.
 //! A crash between two writes leaves: some of the pods added or removed, each with label, intent, allocation, status
 //! and audit record in one transaction; or a node transfer in the status, which the next owner finishes or undoes.

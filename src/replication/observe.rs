@@ -12,8 +12,9 @@ use super::plan::{
 use crate::cluster::ClusterView;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
-use rcfarm_api::ids::NodeName;
-use rcfarm_store::offload;
+use rcfarm_api::ids::{NodeName, RcId, RecordId};
+use rcfarm_api::rc::spec::RcSpec;
+use rcfarm_store::{Index, offload};
 
 impl RcController {
     /// Readiness of a node for this RC.
@@ -39,6 +40,7 @@ impl RcController {
             eligible: input.eligible.clone(),
             not_ready: BTreeMap::new(),
             slots: BTreeMap::new(),
+            surplus: BTreeMap::new(),
             capacities: self.view.node_capacities(),
             allowed_actions: self.view.allowed_actions(),
             transfer: TransferConditions {
@@ -49,6 +51,11 @@ impl RcController {
             },
         };
         self.look_up_readiness(input, &mut observed);
+        if observed.nodes_wanted() > 0 {
+            let record = |rc| self.other_record(rc);
+            observed.surplus =
+                self.caches.surplus(&input.spec, &self.own, self.fresh.as_ref(), record);
+        }
         failpoints::change_observed(&mut observed);
         if observed.has_misplaced_pod() {
             let healthy = self.caches.healthy_nodes(&input.pods);
@@ -56,6 +63,13 @@ impl RcController {
             observed.transfer.discovery_synced = synced.await?;
         }
         Ok(observed)
+    }
+
+    /// The record of another RC, if it is valid, and its ModifyIndex.
+    pub(super) fn other_record(&self, rc: RcId) -> Option<(RcSpec, Index)> {
+        let records = self.claimed.records.snapshot();
+        let record = records.value.0.get(&RecordId::from(rc.to_string().as_str()))?;
+        Some((RcSpec::decode(rc, &record.value).ok()?, record.index))
     }
 
     /// Readiness of the nodes that have a pod, and if nodes are wanted, of the eligible nodes that are not ready. Only

@@ -6,6 +6,7 @@ use super::Pods;
 use super::plan::{Drift, PodStep, RcPod};
 use crate::cluster::intents::Intent;
 use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
+use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, encode_labels};
@@ -18,6 +19,9 @@ pub const FIXED_OPS: usize = 4;
 /// Bytes set aside for these four. The audit record alone may list 128 nodes and name 60 more, 200 bytes each, in
 /// base64.
 const FIXED_BYTES: usize = 64 * 1024;
+
+/// Upper bound of an audit record without its nodes, in base64.
+const AUDIT_BYTES: usize = 2048;
 
 /// Labels of a repaired pod: those that it has, overwritten by the RC's.
 fn merged(spec: &RcSpec, labels: &Labels) -> Labels {
@@ -76,6 +80,11 @@ pub fn ops(spec: &RcSpec, step: &PodStep) -> Vec<Op> {
             label_op(pod_ref, &spec.labels_of_pod(), Index::ZERO),
             intent_op(spec, pod_ref, adopted(*intent)),
         ],
+        PodStep::TakeOver { pod_ref, pod, from, record } => vec![
+            Op::CheckIndex { key: key::rc(*from), index: *record },
+            label_op(pod_ref, &merged(spec, &pod.labels), pod.label_index),
+            intent_op(spec, pod_ref, pod.intent),
+        ],
         PodStep::Remove { pod_ref, pod, .. } => removal_ops(pod_ref, pod),
         PodStep::Repair { pod_ref, pod, why: Drift::PodIdChanged } => {
             let new = renamed(spec, pod_ref);
@@ -107,6 +116,10 @@ fn change_allocation(
     let (owner, want) = (spec.owner(), spec.resources());
     match step {
         PodStep::Add { pod_ref, .. } => ledger.allocate(&pod_ref.node, &pod_ref.pod, &owner, want),
+        PodStep::TakeOver { pod_ref, from, .. } => {
+            ledger.release(&pod_ref.node, &pod_ref.pod, &AllocationOwner::Rc(*from));
+            ledger.allocate(&pod_ref.node, &pod_ref.pod, &owner, want)
+        }
         PodStep::Remove { pod_ref, .. } => {
             ledger.release(&pod_ref.node, &pod_ref.pod, &owner);
             Ok(())
@@ -167,6 +180,10 @@ pub fn next_batch(
         });
         let replaced = booking.as_ref().and(bookings.get(node));
         count += ops.len() + usize::from(booking.is_some());
+        if let PodStep::TakeOver { .. } = step {
+            // The audit record of the other RC names the node.
+            (count, bytes) = (count + 1, bytes + 2 * node.as_str().len() + AUDIT_BYTES);
+        }
         count -= usize::from(replaced.is_some());
         bytes +=
             ops.iter().chain(booking.iter().map(|(_, op)| op)).map(Op::body_bytes).sum::<usize>();
@@ -199,6 +216,16 @@ pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
             let labels = spec.labels_of_pod();
             let health = Health::Absent;
             let pod = RcPod { label_index: index, created: index, labels, intent, health };
+            pods.insert(pod_ref.clone(), pod);
+        }
+        PodStep::TakeOver { pod_ref, pod, .. } => {
+            let intent = match pod.intent {
+                Intent::Same(kept) => Intent::Same(kept),
+                Intent::Missing | Intent::Differs(_) => Intent::Same(index),
+            };
+            let labels = merged(spec, &pod.labels);
+            let (created, health) = (pod.created, pod.health);
+            let pod = RcPod { label_index: index, created, labels, intent, health };
             pods.insert(pod_ref.clone(), pod);
         }
         PodStep::Remove { pod_ref, .. } => {
@@ -236,7 +263,7 @@ pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>)
     for step in steps {
         let node = step.pod_ref().node.clone();
         match step {
-            PodStep::Add { .. } => added.push(node),
+            PodStep::Add { .. } | PodStep::TakeOver { .. } => added.push(node),
             PodStep::Remove { .. } => removed.push(node),
             PodStep::Repair { .. } => repaired.push(node),
         }

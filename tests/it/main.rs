@@ -15,6 +15,7 @@ mod fuzzed;
 mod harness;
 mod image;
 mod node;
+mod p2;
 mod properties;
 mod real_consul;
 mod scheduler_example;

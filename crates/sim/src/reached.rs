@@ -76,6 +76,7 @@ occasions! { Services: {
     7 OthersPassedOver = "a pod was placed while another node's labels did not match", 80;
     8 PodRemoved = "a pod was removed", 300;
     9 PodGivenAway = "a pod was relabelled to another record while its own had too many", 150;
+    9 TakenOver = "a pod of a disabled record was taken over", 3;
     10 DisabledAmiss = "a disabled record had a wrong number of pods", 80;
     11 ChoiceOfRemoval = "one of several pods was removed, and the others certainly ranked higher", 100;
     11 AtTheMinimum = "pods were removed down to the minimum of healthy ones", 50;

@@ -108,6 +108,9 @@ fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Chan
     let step = |step: &PodStep| {
         let (action, reason) = match step {
             PodStep::Add { .. } => ("add", "wanted"),
+            PodStep::TakeOver { .. } => {
+                ("add", "wanted; it takes over a pod too many of a disabled controller")
+            }
             PodStep::Remove { why: PodRemoveReason::Ineligible, pod_ref, .. } => {
                 ("remove", leaves(&pod_ref.node))
             }

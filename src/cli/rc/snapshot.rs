@@ -14,7 +14,9 @@ use crate::cluster::view::AllowedActions;
 use crate::farm::records::FarmPresence;
 use crate::placement::capacity::NodeCapacities;
 use crate::placement::{RemoteScheduler, ScheduleError, ScheduleRequest, Scheduler};
-use crate::replication::plan::{RcPod, ReplicationObserved, SlotState, TransferConditions};
+use crate::replication::plan::{
+    RcPod, ReplicationObserved, SlotState, SurplusPods, TransferConditions,
+};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, decode_labels};
@@ -35,6 +37,8 @@ pub(super) struct RcSnapshot {
     pub(super) pods: BTreeMap<PodRef, RcPod>,
     /// State of the controller's slot on eligible nodes without a pod of its own.
     pub(super) slots: BTreeMap<NodeName, (SlotState, Option<RcId>)>,
+    /// Surplus pods of disabled controllers with the same pod id.
+    surplus: BTreeMap<RcId, SurplusPods>,
     pub(super) status: Option<RcStatus>,
     /// Whether the record's mutation or transfer lock is held.
     pub(super) lock_held: bool,
@@ -145,6 +149,7 @@ pub(super) async fn read_snapshot(
         (None, Intent::Same(index)) => (SlotState::Ours(index), None),
         (None, Intent::Differs(_)) => (SlotState::Other, None),
     };
+    let surplus = surplus(context, &cluster, &free, intent).await?;
     let locks =
         context.get_many([key::rc_mutation_lock(found.id), key::rc_transfer_lock(found.id)]);
     let lock_held = locks.await?.values().any(|entry| entry.session.is_some());
@@ -172,6 +177,7 @@ pub(super) async fn read_snapshot(
         labels: context.get(&key::rc_labels(found.id)).await?,
         slots: free.iter().map(|place| (place.node.clone(), slot(place))).collect(),
         pods: own.iter().map(pod).collect(),
+        surplus,
         status,
         lock_held,
         node_capacities: cluster.node_capacities(),
@@ -180,6 +186,49 @@ pub(super) async fn read_snapshot(
         eligible,
         asked,
     })
+}
+
+/// Surplus pods of disabled controllers at these places.
+async fn surplus(
+    context: &CommandContext,
+    cluster: &ClusterSnapshot,
+    places: &[PodRef],
+    intent: impl Fn(&PodRef) -> Intent,
+) -> anyhow::Result<BTreeMap<RcId, SurplusPods>> {
+    let owned = |place| Some((place, cluster.pods.owner(place)?));
+    let owned: Vec<(&PodRef, RcId)> = places.iter().filter_map(owned).collect();
+    let records = context.get_many(owned.iter().map(|(_, rc)| key::rc(*rc))).await?;
+    let mut surplus: BTreeMap<RcId, SurplusPods> = BTreeMap::new();
+    for (rc, entry) in
+        owned.iter().filter_map(|(_, rc)| Some((*rc, records.get(key::rc(*rc).as_str())?)))
+    {
+        let Ok(old) = RcSpec::decode(rc, &entry.value) else { continue };
+        let over = cluster.pods.of_rc(rc).count().saturating_sub(old.replicas_desired as usize);
+        if old.disabled && over > 0 {
+            let pods = BTreeMap::new();
+            surplus.insert(rc, SurplusPods { record: entry.modify_index, surplus: over, pods });
+        }
+    }
+    let taken = owned.iter().filter(|(_, rc)| surplus.contains_key(rc));
+    let taken: Vec<(&PodRef, RcId)> = taken.copied().collect();
+    let healths = context
+        .get_many(taken.iter().map(|(place, _)| key::health(&place.pod, &place.node)))
+        .await?;
+    for (place, rc) in taken {
+        let (Some(pod), Some(of)) = (cluster.pods.get(place), surplus.get_mut(&rc)) else {
+            continue;
+        };
+        let health = healths.get(key::health(&place.pod, &place.node).as_str());
+        let pod = RcPod {
+            label_index: pod.index,
+            created: pod.created,
+            labels: pod.value.labels.clone().unwrap_or_default(),
+            intent: intent(place),
+            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+        };
+        of.pods.insert(place.node.clone(), pod);
+    }
+    Ok(surplus)
 }
 
 impl RcSnapshot {
@@ -216,6 +265,7 @@ impl RcSnapshot {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: nodes.filter_map(not_ready).collect(),
             slots: BTreeMap::new(),
+            surplus: self.surplus.clone(),
             capacities: self.node_capacities.clone(),
             allowed_actions: AllowedActions::Full,
             transfer: TransferConditions {

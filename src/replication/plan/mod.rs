@@ -20,9 +20,11 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use conditions::{capacity_shortage, placed_condition, scheduled_condition, valid};
 use observed::OpenNodes;
-pub use observed::{RcPod, ReplicationObserved, SlotState, TransferConditions, has_capacity};
+pub use observed::{
+    RcPod, ReplicationObserved, SlotState, SurplusPods, TransferConditions, has_capacity,
+};
 use rcfarm_api::Index;
-use rcfarm_api::ids::{NodeName, PodRef};
+use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcStrategy;
@@ -63,6 +65,16 @@ pub enum PodStep {
         /// Guards the intent: 0 for a new one, else the one that is adopted.
         intent: Index,
     },
+    /// Label and intent of a disabled RC's surplus pod become this RC's.
+    TakeOver {
+        pod_ref: PodRef,
+        /// The pod as observed.
+        pod: RcPod,
+        /// The disabled RC.
+        from: RcId,
+        /// ModifyIndex of its record.
+        record: Index,
+    },
     /// Label and intent are deleted.
     Remove {
         pod_ref: PodRef,
@@ -86,6 +98,7 @@ impl PodStep {
     pub fn pod_ref(&self) -> &PodRef {
         match self {
             PodStep::Add { pod_ref, .. }
+            | PodStep::TakeOver { pod_ref, .. }
             | PodStep::Remove { pod_ref, .. }
             | PodStep::Repair { pod_ref, .. } => pod_ref,
         }
@@ -146,6 +159,11 @@ impl ReplicationPlan {
             matches!(condition.kind, RcConditionType::Scheduled | RcConditionType::Placed)
                 && condition.reason == RcReason::InsufficientCapacity
         })
+    }
+
+    /// Whether it takes over pods of another RC.
+    pub(super) fn takes_over(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, PodStep::TakeOver { .. }))
     }
 
     /// Whether no pod can be added because other records' pods occupy the slots.
@@ -222,8 +240,14 @@ fn count_steps(observed: &ReplicationObserved) -> (Vec<PodStep>, Shortage) {
 }
 
 fn additions(observed: &ReplicationObserved, wanted: usize) -> (Vec<PodStep>, Shortage) {
+    let mut steps = takeovers(observed, wanted);
+    // While a tree is suspicious their places are kept for them.
+    let wanted = match observed.allowed_actions {
+        AllowedActions::Full => wanted,
+        _ => wanted - std::mem::take(&mut steps).len(),
+    };
+    let taken: BTreeSet<NodeName> = steps.iter().map(|s| s.pod_ref().node.clone()).collect();
     let OpenNodes { nodes, insufficient } = observed.open_nodes();
-    let mut steps = Vec::new();
     let mut occupied = 0;
     for node in nodes {
         if steps.len() == wanted {
@@ -233,7 +257,7 @@ fn additions(observed: &ReplicationObserved, wanted: usize) -> (Vec<PodStep>, Sh
             SlotState::Nobody => Index::ZERO,
             SlotState::Ours(index) => index,
             SlotState::Other => {
-                occupied += 1;
+                occupied += usize::from(!taken.contains(node));
                 continue;
             }
         };
@@ -249,6 +273,18 @@ fn additions(observed: &ReplicationObserved, wanted: usize) -> (Vec<PodStep>, Sh
         (true, n) => Shortage::Slots(n),
     };
     (steps, shortage)
+}
+
+/// Surplus pods of disabled RCs. They are preferred to free nodes: otherwise a rolling update would leave them running.
+fn takeovers(observed: &ReplicationObserved, wanted: usize) -> Vec<PodStep> {
+    let id = observed.spec.manifest.id();
+    let step = |(node, pod, from): (&NodeName, &RcPod, RcId)| PodStep::TakeOver {
+        pod_ref: PodRef { node: node.clone(), pod: id.clone() },
+        pod: pod.clone(),
+        from,
+        record: observed.surplus[&from].record,
+    };
+    observed.takeable().into_iter().take(wanted).map(step).collect()
 }
 
 /// Ineligible first, then unhealthy, then newest, then by node: a total order, so the same input removes the same
@@ -467,7 +503,8 @@ fn counts_after(observed: &ReplicationObserved, steps: &[PodStep]) -> Replicas {
         .filter(|step| matches!(step, PodStep::Remove { .. }))
         .map(PodStep::pod_ref)
         .collect();
-    let added = steps.iter().filter(|step| matches!(step, PodStep::Add { .. })).count();
+    let is_added = |step: &&PodStep| matches!(step, PodStep::Add { .. } | PodStep::TakeOver { .. });
+    let added = steps.iter().filter(is_added).count();
     let stay = observed.pods.iter().filter(|(pod_ref, _)| !removed.contains(pod_ref));
     let healthy = stay.filter(|(pod_ref, pod)| observed.is_passing(pod_ref, pod)).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

@@ -15,7 +15,7 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::{Insufficient, NodeCapacities, ranked};
 use rcfarm_api::Index;
-use rcfarm_api::ids::{NodeName, PodRef};
+use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcSpec;
@@ -43,6 +43,18 @@ pub enum SlotState {
     Ours(Index),
     /// A pod of another record, or of none.
     Other,
+}
+
+/// A disabled RC with the same pod id that has more pods than it wants. An enabled RC takes these over, as p2's rolling
+/// updates expect (`p2.md` §2.5).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SurplusPods {
+    /// ModifyIndex of its record.
+    pub record: Index,
+    /// How many of its pods may be taken.
+    pub surplus: usize,
+    /// Its pods. Intents are compared with the manifest of the RC that takes them.
+    pub pods: BTreeMap<NodeName, RcPod>,
 }
 
 /// What a node transfer depends on, besides the pods.
@@ -77,6 +89,8 @@ pub struct ReplicationObserved {
     pub not_ready: BTreeMap<NodeName, NodeReadiness>,
     /// Slots that are not [`SlotState::Nobody`]; see [`ReplicationObserved::look_up_slots`].
     pub slots: BTreeMap<NodeName, SlotState>,
+    /// Disabled RCs whose pods may be taken over; looked up if nodes are wanted.
+    pub surplus: BTreeMap<RcId, SurplusPods>,
     /// What each node has, and what of it is allocated.
     pub capacities: NodeCapacities,
     /// What the mass-deletion guard allows.
@@ -134,6 +148,27 @@ impl ReplicationObserved {
         self.pods.keys().any(|pod_ref| !self.may_stay(pod_ref))
     }
 
+    /// Pods of disabled RCs that can be taken over: on nodes that can take a pod. Those that do not pass come first,
+    /// then by node.
+    pub(super) fn takeable(&self) -> Vec<(&NodeName, &RcPod, RcId)> {
+        let used: BTreeSet<&NodeName> = self.pods.keys().map(|pod_ref| &pod_ref.node).collect();
+        let (id, owner, want) = (self.spec.manifest.id(), self.spec.owner(), self.spec.resources());
+        let may_take = |node: &NodeName| {
+            self.eligible.contains(node)
+                && self.readiness(node) == NodeReadiness::Ready
+                && !used.contains(node)
+                && self.capacities.of(node).insufficient(id, &owner, want).is_none()
+        };
+        let mut takeable = Vec::new();
+        for (rc, old) in &self.surplus {
+            let mut pods: Vec<_> = old.pods.iter().filter(|(node, _)| may_take(node)).collect();
+            pods.sort_by_key(|(node, pod)| (pod.health == Health::Passing, *node));
+            takeable.extend(pods.into_iter().take(old.surplus).map(|(node, pod)| (node, pod, *rc)));
+        }
+        takeable.sort_by_key(|(node, pod, _)| (pod.health == Health::Passing, *node));
+        takeable
+    }
+
     /// Nodes that can take a pod: eligible, ready, without a pod of the RC, and not the target of a transfer.
     pub(super) fn open_nodes(&self) -> OpenNodes<'_> {
         let used: BTreeSet<&NodeName> = self.pods.keys().map(|pod_ref| &pod_ref.node).collect();
@@ -187,8 +222,9 @@ impl ReplicationObserved {
         for pod_ref in self.pods.keys().filter(|pod_ref| pod_ref.pod != *id) {
             look_up(&pod_ref.node);
         }
-        let (wanted, mut free) = (self.nodes_wanted(), 0);
-        if wanted > 0 {
+        let wanted = self.nodes_wanted();
+        let mut free = self.takeable().len();
+        if wanted > free {
             for node in self.open_nodes().nodes {
                 free += usize::from(look_up(node) != SlotState::Other);
                 if free == wanted {

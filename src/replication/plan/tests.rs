@@ -66,6 +66,37 @@ fn pod(spec: &RcSpec, n: u64) -> RcPod {
     }
 }
 
+/// Four pods of a disabled RC on n0 to n3, of which it wants two; the one on n3 does not pass.
+fn with_surplus(mut fixture: ReplicationObserved) -> ReplicationObserved {
+    let mut pods: BTreeMap<NodeName, RcPod> =
+        (0..4).map(|n| (node(n), pod(&spec(0), n as u64))).collect();
+    pods.get_mut(&node(3)).unwrap().health = Health::Critical;
+    let old = SurplusPods { record: Index(77), surplus: 2, pods };
+    fixture.surplus.insert(RcId(uuid::Uuid::from_u128(8)), old);
+    fixture.look_up_slots(|at| if *at < node(4) { SlotState::Other } else { SlotState::Nobody });
+    fixture
+}
+
+#[test]
+fn surplus_of_a_disabled_rc_is_taken_first_and_no_more_than_that() {
+    let observed = with_surplus(Fixture::resting(3, 0, 6).observed());
+    let steps = plan(&observed).steps;
+    let nodes: Vec<&str> = steps.iter().map(|step| step.pod_ref().node.as_str()).collect();
+    assert_eq!(nodes, ["n3", "n0", "n4"], "not passing, then by name, then a free node");
+    let PodStep::TakeOver { record, .. } = &steps[0] else { panic!("{steps:?}") };
+    let ops = writes::ops(&observed.spec, &steps[0]);
+    let key = key::rc(RcId(uuid::Uuid::from_u128(8)));
+    assert!(ops.contains(&Op::CheckIndex { key, index: *record }), "{ops:?}");
+}
+
+#[test]
+fn surplus_is_not_taken_while_a_tree_is_suspicious() {
+    let mut observed = with_surplus(Fixture::resting(3, 0, 6).observed());
+    observed.allowed_actions = AllowedActions::NoRemoval;
+    let steps = plan(&observed).steps;
+    assert!(matches!(&steps[..], [PodStep::Add { pod_ref, .. }] if pod_ref.node == node(4)));
+}
+
 #[test]
 fn a_removal_leaves_no_intent_behind_that_was_not_seen() {
     let spec = spec(0);
@@ -112,6 +143,7 @@ impl Fixture {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: self.readiness.clone(),
             slots: BTreeMap::new(),
+            surplus: BTreeMap::new(),
             capacities: self.capacities.clone(),
             allowed_actions: self.allowed_actions,
             transfer: TransferConditions {
@@ -286,7 +318,9 @@ proptest! {
             let (pod_ref, owner, want) = (step.pod_ref(), fixture.spec.owner(), fixture.spec.resources());
             let room = after.capacities.of(&pod_ref.node);
             match step {
-                PodStep::Add { .. } => prop_assert!(room.holds(&pod_ref.pod, &owner, want)),
+                PodStep::Add { .. } | PodStep::TakeOver { .. } => {
+                    prop_assert!(room.holds(&pod_ref.pod, &owner, want));
+                }
                 PodStep::Repair { .. } => prop_assert!(room.holds(fixture.spec.manifest.id(), &owner, want)),
                 PodStep::Remove { .. } => prop_assert!(!room.allocated.pods.contains_key(&pod_ref.pod)),
             }

@@ -14,6 +14,7 @@ mod queues;
 mod removals;
 mod rest;
 mod restored;
+mod rolling_updates;
 mod scheduling;
 mod sessions;
 mod sizes;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::facts::{CheckFacts, Report};
 use crate::model::{AppliedWrite, Item, ServiceModel, ServicePod};
 use rcfarm_api::Stored;
-use rcfarm_api::audit::{Actual, AuditRecord, Details, Logged, compare, fold};
+use rcfarm_api::audit::{Actual, AuditRecord, Details, Logged, Retarget, compare, fold};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
@@ -67,10 +67,12 @@ fn retargets(
     report: Report<'_>,
 ) {
     let Some(rc) = applied_write.record() else { return };
-    let retargets: Vec<_> = entries
+    let all = entries
         .iter()
-        .filter_map(|details| if let Details::Retarget(d) = details { Some(d) } else { None })
-        .collect();
+        .filter_map(|details| if let Details::Retarget(d) = details { Some(d) } else { None });
+    let (retargets, taken): (Vec<_>, Vec<_>) =
+        all.partition(|retarget| retarget.replication_controller_id == rc);
+    taken_over(applied_write, rc, &taken, report);
     let mut touched: BTreeSet<&NodeName> = BTreeSet::new();
     let after: BTreeSet<NodeName> = model.places(rc).into_iter().map(|p| p.node).collect();
     let mut before: BTreeSet<PodRef> = model.places(rc);
@@ -106,6 +108,30 @@ fn retargets(
             15,
             format!("{rc}: the log says {retarget:?}, pods were on {before:?}, are on {after:?}"),
         );
+    }
+}
+
+/// An RC whose pods were taken over has one entry, which names their nodes.
+fn taken_over(
+    applied_write: &AppliedWrite<'_>,
+    rc: RcId,
+    entries: &[&Retarget],
+    report: Report<'_>,
+) {
+    let mut taken: BTreeMap<RcId, BTreeSet<&NodeName>> = BTreeMap::new();
+    for (item, change) in &applied_write.changes {
+        let Item::Pod(place) = item else { continue };
+        let was = change.before.as_deref().map(ServicePod::of).and_then(|pod| pod.rc);
+        if let Some(old) = was.filter(|was| *was != rc) {
+            taken.entry(old).or_default().insert(&place.node);
+        }
+    }
+    let logged: BTreeMap<RcId, BTreeSet<&NodeName>> = entries
+        .iter()
+        .map(|entry| (entry.replication_controller_id, entry.nodes_removed.iter().collect()))
+        .collect();
+    if taken != logged || entries.len() != logged.len() {
+        report(15, format!("{rc} took over {taken:?}, the log says {logged:?}"));
     }
 }
 

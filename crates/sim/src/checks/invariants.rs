@@ -97,7 +97,7 @@ pub const GROUPS: &[Group] = &[
             },
             Invariant {
                 number: 9,
-                statement: "An RC removes only pods that carry its own id, checked in the transaction.",
+                statement: "An RC changes and removes only pods that carry its own id, checked in the transaction. Exception: it takes over a pod of a disabled RC with the same pod id and more pods than it wants; the old record is checked, too.",
                 watched_in: &[],
                 note: "",
                 also: "",

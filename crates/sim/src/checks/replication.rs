@@ -11,7 +11,7 @@ use rcfarm_api::Index;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
 use rcfarm_api::ids::PodRef;
-use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
 use rcfarm_api::resource_list::CPU;
 
@@ -128,11 +128,26 @@ fn whole_and_own(
             report(8, format!("{pod} on {node} is left with labels or an intent, and not both"));
         }
         let owner = label_before(place).map(|pod| pod.rc);
+        if let Some(Some(old)) = owner
+            && old != rc
+            && may_take_over(model, old, pod)
+        {
+            met_if(matches!(item, Item::Pod(_)), Occasion::TakenOver);
+            continue;
+        }
         // A pod without labels but with the right intent may be adopted; its intent does not change then.
         if change.before.is_some() && owner != Some(Some(rc)) {
             report(9, format!("{rc} changed {}, which was not its own ({owner:?})", change.key));
         }
     }
+}
+
+/// The exception of 9: `old` is disabled, has the same pod id, and keeps as many pods as it wants.
+fn may_take_over(model: &ServiceModel, old: RcId, pod: &PodId) -> bool {
+    let Some(Some(spec)) = model.records.get(&old).map(Option::as_deref) else { return false };
+    spec.disabled
+        && spec.manifest.id() == pod
+        && model.places(old).len() >= spec.replicas_desired as usize
 }
 
 /// 6 and 13: not more pods than desired, and not fewer.

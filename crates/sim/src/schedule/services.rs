@@ -148,13 +148,17 @@ impl ScheduleBuilder {
                 let count = self.rc_count();
                 self.at(at, RcAction::Scale(record, count));
             }
-            4 => self.while_(
-                at,
-                1,
-                20,
-                RcAction::Disable(record, true),
-                RcAction::Disable(record, false),
-            ),
+            4 => {
+                let (begin, end) =
+                    (RcAction::Disable(record, true), RcAction::Disable(record, false));
+                self.while_(at, 1, 20, begin, end);
+                // A rolling update from one of the two records with the same pod id to the other.
+                if record + 2 >= RECORDS {
+                    let other = 2 * RECORDS - 3 - record;
+                    self.at(at, RcAction::Scale(record, 0));
+                    self.at(at, RcAction::Scale(other, 4));
+                }
+            }
             // A user reverts the change at once.
             5 | 6 => {
                 let count = self.rc_count();

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{RcPod, ReplicationObserved, SlotState, TransferConditions};
+use super::{RcPod, ReplicationObserved, SlotState, SurplusPods, TransferConditions};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::NodeCapacity;
-use rcfarm_api::ids::{NodeName, PodRef};
+use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::Labels;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
@@ -34,6 +34,8 @@ pub(super) struct Document {
     eligible_nodes: BTreeSet<NodeName>,
     not_ready: BTreeMap<NodeName, NodeReadiness>,
     slots: BTreeMap<NodeName, SlotState>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    surplus: BTreeMap<RcId, SurplusPods>,
     capacities: BTreeMap<NodeName, Arc<NodeCapacity>>,
     allowed_actions: AllowedActions,
     transfer: TransferConditions,
@@ -79,6 +81,7 @@ impl From<ReplicationObserved> for Document {
             eligible_nodes: Arc::unwrap_or_clone(observed.eligible),
             not_ready: observed.not_ready,
             slots: observed.slots,
+            surplus: observed.surplus,
             allowed_actions: observed.allowed_actions,
             transfer: observed.transfer,
         }
@@ -100,6 +103,7 @@ impl TryFrom<Document> for ReplicationObserved {
             eligible: Arc::new(document.eligible_nodes),
             not_ready: document.not_ready,
             slots: document.slots,
+            surplus: document.surplus,
             capacities: document.capacities.into_iter().collect(),
             allowed_actions: document.allowed_actions,
             transfer: document.transfer,
