@@ -79,14 +79,13 @@ impl Placed<'_> {
             let stanza = self.launchable(container, task.restart, create, peers);
             (container.name.clone(), LaunchableStanza::Process(Box::new(stanza)))
         });
-        let cgroup = limits(&template.containers);
         let manifest = PodManifest {
             id: pod.to_string(),
             job: Some(json!(self.identity(create))),
             launchables: launchables.collect(),
             resources: amounts(&template.resources()),
             run_as: template.run_as.as_ref().map(|user| json!(user)),
-            resource_limits: (!cgroup.is_empty()).then_some(LimitsStanza { cgroup }),
+            resource_limits: limits(&template.containers),
             ..PodManifest::default()
         };
         manifest.text()
@@ -172,12 +171,12 @@ fn amounts(resources: &ResourceList) -> BTreeMap<String, Value> {
 }
 
 /// Limits of a pod: the sum over its containers. A resource is unlimited unless every container limits it.
-fn limits(containers: &[Container]) -> BTreeMap<String, Value> {
+fn limits(containers: &[Container]) -> Option<LimitsStanza> {
     let sum = ResourceList::sum(containers.iter().map(|container| &container.limits));
     let is_limited = |name| containers.iter().all(|container| container.limits.amount(name) > 0);
-    let cpu = is_limited(CPU).then(|| ("cpus".to_owned(), json!(format!("{}m", sum.amount(CPU)))));
-    let memory = is_limited(MEMORY).then(|| (MEMORY.to_owned(), json!(sum.amount(MEMORY))));
-    cpu.into_iter().chain(memory).collect()
+    let limited = [CPU, MEMORY].into_iter().filter(|name| is_limited(name));
+    let limits = LimitsStanza::of(&limited.map(|name| (name, sum.amount(name))).collect());
+    (!limits.cgroup.is_empty()).then_some(limits)
 }
 
 #[cfg(test)]

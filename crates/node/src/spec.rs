@@ -5,7 +5,7 @@
 //! run_as: www                       # a user of the node, or uid[:gid]; default: the agent's own
 //! single_instance: true             # at most one alive: stopped before the node's lease ends
 //! resources: {cpu: 500m, memory: 256Mi, gpu: 1}       # what a scheduler allocates
-//! resource_limits: {cgroup: {cpus: 2, memory: 1Gi}}   # what the node enforces, as p2 writes it
+//! resource_limits: {cgroup: {cpus: 2, memory: 1G}}    # what the node enforces, in p2's units: 1G is 1024^3
 //! config: {greeting: hello}         # a YAML file for the process: $CONFIG_PATH
 //! launchables:
 //!   app:
@@ -29,8 +29,8 @@ use super::agent::health::{HealthCheck, Probe, Thresholds};
 use super::agent::restart::RestartPolicy;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::{
-    HealthStanza, LaunchableStanza, LimitsStanza, Manifest, PodManifest, ProcessDurations,
-    ProcessStanza, RestartStanza, RestartWhen, plain,
+    HealthStanza, LaunchableStanza, Manifest, PodManifest, ProcessDurations, ProcessStanza,
+    RestartStanza, RestartWhen, plain,
 };
 use rcfarm_api::{FieldError, ResourceList};
 
@@ -100,28 +100,11 @@ impl PodSpec {
             launchables,
             config: fields.config,
             run_as: fields.run_as.map(|user| plain(&user)),
-            limits: limits(&fields.resource_limits.unwrap_or_default())?,
+            limits: fields.resource_limits.unwrap_or_default().amounts()?,
             resources: manifest.resources().clone(),
             single_instance: fields.single_instance,
         })
     }
-}
-
-/// p2's `resource_limits`, where amounts may also be written as in `resources`.
-fn limits(stanza: &LimitsStanza) -> Result<ResourceList, FieldError> {
-    let mut found = ResourceList::default();
-    for (word, amount) in &stanza.cgroup {
-        let what = match word.as_str() {
-            "cpus" => "cpu",
-            "memory" => "memory",
-            _ => continue,
-        };
-        found.set(what, &plain(amount)).map_err(|error| FieldError {
-            path: format!("resource_limits.cgroup.{word}"),
-            ..error
-        })?;
-    }
-    Ok(found)
 }
 
 fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {

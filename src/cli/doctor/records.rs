@@ -9,6 +9,8 @@ use crate::cli::rc::allocations;
 use crate::daemon::kind_specs;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
+use rcfarm_api::manifest::{Manifest, check_for_p2};
+use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_api::{Stored, key};
 use rcfarm_store::{Entry, Prefix, StoreError};
 
@@ -23,6 +25,10 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
             Err(error) => failed(check.title, &error),
         });
     }
+    checks.push(match readable_by_p2(context).await {
+        Ok(check) => check,
+        Err(error) => failed("manifests", &error),
+    });
     checks.push(match commands(context).await {
         Ok(check) => check,
         Err(error) => failed("commands", &error),
@@ -54,6 +60,26 @@ async fn entries(context: &CommandContext, prefix: Prefix) -> Result<Vec<Entry>,
     let mut entries = context.list(&prefix).await?;
     entries.retain(|entry| !prefix.is_sentinel(&entry.key));
     Ok(entries)
+}
+
+/// Whether p2's programs can read the manifests of all controllers: a p2 farm does not start beside one that it cannot.
+async fn readable_by_p2(context: &CommandContext) -> Result<Check, StoreError> {
+    let entries = entries(context, key::rcs()).await?;
+    let fault = |entry: &Entry| {
+        let record = RcRecord::decode(&entry.value).ok()?;
+        let fields = Manifest::parse(&record.manifest).ok()?.fields().ok()?;
+        Some(format!("{}: {}", entry.key, check_for_p2(&fields).err()?))
+    };
+    let faults: Vec<String> = entries.iter().filter_map(fault).collect();
+    Ok(match faults.first() {
+        None => Check::ok("manifests", "p2's programs can read all of them"),
+        Some(first) => Check::bad(
+            Verdict::Warn,
+            "manifests",
+            format!("p2's programs cannot read {}, such as {first}", faults.len()),
+            "if you may go back to p2, change them: rcfarm rc set manifest",
+        ),
+    })
 }
 
 /// Checks pending commands: whether they can be decoded, and whether their targets exist.

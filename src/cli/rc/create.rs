@@ -19,7 +19,7 @@ use crate::cli::output::duration;
 use rcfarm_api::audit::{ControllerChange, Details};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::labels::{Labels, Selector, check_label_value, encode_labels};
-use rcfarm_api::manifest::Manifest;
+use rcfarm_api::manifest::{Manifest, check_for_p2, check_known};
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::{Index, Op};
@@ -63,6 +63,7 @@ pub struct RcCreateArgs {
 
 pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow::Result<CliExit> {
     let manifest = read_manifest(&args.file)?;
+    check_new(context, &manifest)?;
     let id = RcId(context.ids.uuid());
     let rc_labels = rc_labels(&args, &manifest)?;
     let record = record(id, &args, &manifest)?;
@@ -98,6 +99,19 @@ fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
     };
     check_not_described(&path.display().to_string(), &text)?;
     Manifest::parse(&text).with_context(|| path.display().to_string())
+}
+
+/// Refuses fields of a new manifest that no program knows, and warns of those that keep p2's programs from reading it.
+pub(in crate::cli) fn check_new(
+    context: &CommandContext,
+    manifest: &Manifest,
+) -> anyhow::Result<()> {
+    let fields = manifest.fields()?;
+    check_known(&fields)?;
+    if let Err(bad) = check_for_p2(&fields) {
+        context.note(format!("p2's programs cannot read this manifest: {bad}"));
+    }
+    Ok(())
 }
 
 fn rc_labels(args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {

@@ -6,6 +6,7 @@
 
 mod clearsign;
 pub mod command_line;
+mod limits;
 mod pod;
 mod process;
 mod size;
@@ -21,6 +22,7 @@ use crate::ids::PodId;
 use crate::{FieldError, InvalidText, ResourceList};
 
 pub use crate::hash::content_hash;
+pub use limits::{check_for_p2, check_known, p2_bytes};
 pub use pod::{
     CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
     ProcessStanza, RestartStanza, RestartWhen,

@@ -46,7 +46,7 @@ pub struct PodManifest {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitsStanza {
-    /// `cpus` and `memory`; other names are ignored.
+    /// `cpus`, `cpu_milli` and `memory`; other names are ignored.
     #[serde(deserialize_with = "or_empty")]
     pub cgroup: BTreeMap<String, Value>,
 }
