@@ -101,6 +101,7 @@ impl Passes {
             replicas: 1,
             resources,
             node_selector: String::new(),
+            ports: 0,
         };
         let spec = PodGroupSpec { tasks: vec![task], ..PodGroupSpec::default() };
         let group: StoredGroup = made(self.index, Ok(PodGroupRecord::new(spec)));

@@ -239,6 +239,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             http: None,
             labels: BTreeMap::new(),
             capacity: ResourceList::default(),
+            ports: None,
             env: BTreeMap::new(),
             data_dir: dir.path().join(name.as_str()),
             session: session_settings(),

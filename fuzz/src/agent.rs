@@ -91,6 +91,7 @@ pub async fn run(input: &[u8]) {
         http: None,
         labels: BTreeMap::new(),
         capacity: "cpu=4,gpu=2".parse().expect("a capacity"),
+        ports: None,
         env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
         data_dir: directory.path().join("data"),
         session: SessionSettings::default(),

@@ -23,6 +23,7 @@
 //! | [`queues`] | the tree of queues: which are open, and their remaining capability. Pure |
 //! | [`pod_group_machine`], [`queue_machine`] | phases of a group, states of a queue. Pure |
 //! | [`placing`] | members of a group as pods on nodes. Pure |
+//! | [`ports`] | ports of members on nodes that give some. Pure |
 //! | [`writes`], [`bounds`] | packs changes into transactions; how much one pass may change. Pure |
 //! | [`caches`] | watched prefixes |
 //! | [`kind`] | the kind `scheduler`: prefixes, rights, subscriptions |
@@ -36,6 +37,7 @@ pub mod kind;
 pub mod placing;
 pub mod plan;
 pub mod pod_group_machine;
+pub mod ports;
 pub mod queue_machine;
 pub mod queues;
 pub mod writes;

@@ -27,6 +27,15 @@ pub struct GroupMember {
     pub pod: PodId,
     /// Resources that it requests.
     pub want: ResourceList,
+    /// Port that it gets.
+    pub port: Option<u16>,
+}
+
+impl GroupMember {
+    /// Whether the record of its node's allocations lists it.
+    fn has_allocation(&self) -> bool {
+        !self.want.is_zero() || self.port.is_some()
+    }
 }
 
 /// Change of one group; always in one transaction.
@@ -74,7 +83,7 @@ impl PlacementChange {
 
 /// Nodes on which these members have allocations.
 pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTreeSet<&'m NodeName> {
-    members.into_iter().filter(|m| !m.want.is_zero()).map(|m| &m.node).collect()
+    members.into_iter().filter(|m| m.has_allocation()).map(|m| &m.node).collect()
 }
 
 /// Request for the given numbers of members.
@@ -102,7 +111,8 @@ pub fn placement(
     };
     let asks = spec.tasks.iter().map(|task| (task.name.clone(), task.resources.clone())).collect();
     let members = spec.tasks.iter().map(nodes).collect();
-    GroupPlacement { state, members, asks, pod_ids: spec.pod_ids, then: None }
+    let (ports, pod_ids) = (BTreeMap::new(), spec.pod_ids);
+    GroupPlacement { state, members, asks, pod_ids, ports, then: None }
 }
 
 /// Placed members.
@@ -111,7 +121,7 @@ pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
     let member = |(task, n, node): (&str, u32, &NodeName)| {
         let pod = placement.pod_ids.pod_id(id, task, n).ok()?;
         let want = placement.asks.get(task).cloned().unwrap_or_default();
-        Some(GroupMember { node: node.clone(), pod, want })
+        Some(GroupMember { node: node.clone(), pod, want, port: placement.port_of(task, n) })
     };
     placement.placed().filter_map(member).collect()
 }
@@ -136,6 +146,7 @@ pub fn fitted(
         let asks = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
         kept.asks.insert(task.name.clone(), asks);
     }
+    kept.drop_unplaced_ports();
     (kept, members(id, &lost))
 }
 
@@ -167,7 +178,7 @@ pub fn missing(
 ) -> Vec<GroupMember> {
     let owner = AllocationOwner::of_group(id);
     all.into_iter()
-        .filter(|m| !node_capacities.of(&m.node).holds(&m.pod, &owner, &m.want))
+        .filter(|m| !node_capacities.of(&m.node).holds_with_port(&m.pod, &owner, &m.want, m.port))
         .collect()
 }
 
@@ -184,7 +195,7 @@ pub fn bookings(
     let mut ledger = Ledger::on(node_capacities);
     release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
     for m in allocate {
-        let insufficient = ledger.allocate(&m.node, &m.pod, &owner, &m.want);
+        let insufficient = ledger.allocate_with_port(&m.node, &m.pod, &owner, &m.want, m.port);
         insufficient.map_err(|insufficient| format!("{} on {}: {insufficient}", m.pod, m.node))?;
     }
     Ok(ledger.bookings())
@@ -246,6 +257,7 @@ mod tests {
             node: format!("n{}", n / 3).parse().unwrap(),
             pod: format!("p{n}").parse().unwrap(),
             want: "cpu=1m".parse().unwrap(),
+            port: None,
         };
         let all: Vec<GroupMember> = (0..20).map(member).collect();
         let (node_capacities, id) = (NodeCapacities::default(), "ns/g".parse().unwrap());

@@ -31,6 +31,7 @@ use super::bounds::Bounds;
 use super::placing::{
     GroupMember, PlacementChange, VersionedStatus, bookings, gang, members, placement,
 };
+use super::ports;
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::{StoredGroup, StoredGroups};
@@ -413,6 +414,9 @@ impl<'a> Pass<'a, '_> {
     fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::GangPlacement) {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
+        if let Err(why) = ports::assign(self.memory.index.node_capacities(), spec, &mut place) {
+            return self.wait(c, (PodGroupReason::InsufficientCapacity, Message::Text(why)));
+        }
         let allocate = members(c.id, &place);
         if let Some(too_large) = self.too_large(&place) {
             return self.wait(c, (PodGroupReason::InvalidRecord, Message::Text(too_large)));

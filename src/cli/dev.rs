@@ -29,6 +29,7 @@ use crate::placement::NoDiscovery;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::labels::{Labels, Selector, encode_labels};
 use rcfarm_api::manifest::Manifest;
+use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcStrategy, check_count};
 use rcfarm_api::{ResourceList, key};
 use rcfarm_emulator::Emulator;
@@ -60,6 +61,9 @@ pub struct DevArgs {
     /// $NODE_PORT of pods on the first node; the following nodes count up from it
     #[arg(long, default_value_t = 9001, value_name = "PORT")]
     first_port: u16,
+    /// Ports that members of jobs are given, divided among the nodes
+    #[arg(long, default_value = "20000-29999", value_name = "FIRST-LAST")]
+    job_ports: PortRange,
     /// Number of further nodes, labelled pool=simulated, which start no processes
     #[arg(long, default_value_t = 0, value_name = "N")]
     simulated: u16,
@@ -177,6 +181,8 @@ struct Machine {
     name: NodeName,
     /// `$NODE_PORT` of its pods.
     port: u16,
+    /// Ports of members of jobs. The nodes share an address, so each has its own.
+    job_ports: PortRange,
     data_dir: PathBuf,
 }
 
@@ -199,8 +205,12 @@ fn machines(args: &DevArgs, home: &Home) -> anyhow::Result<Vec<Machine>> {
                 "choose free ones: rcfarm dev --first-port 9101",
             ));
         };
+        let Some(job_ports) = args.job_ports.part(n - 1, args.nodes) else {
+            let why = format!("--job-ports: {} has too few ports", args.job_ports);
+            return Err(failure(why, "choose a larger range: rcfarm dev --job-ports 20000-29999"));
+        };
         let data_dir = home.path.join(name.as_str());
-        Ok(Machine { name, port, data_dir })
+        Ok(Machine { name, port, job_ports, data_dir })
     };
     (1..=args.nodes).map(machine).collect()
 }
@@ -224,6 +234,7 @@ async fn start_agents(
             http: Some(http),
             labels: BTreeMap::from([("pool".into(), "dev".into()), ("zone".into(), zone(n))]),
             capacity: capacity.clone(),
+            ports: Some(machine.job_ports),
             env: environment(machine)?,
             data_dir: machine.data_dir.clone(),
             session: agent::session_settings(),
@@ -304,7 +315,7 @@ fn print_welcome(
     println!(
         "Pods are processes of this machine. All of it ends with ctrl-c, and nothing is kept.\n"
     );
-    for Machine { name, port, data_dir } in machines {
+    for Machine { name, port, data_dir, .. } in machines {
         println!("node      {name}   NODE_PORT={port}   {}", data_dir.display());
     }
     for (id, pod, replicas) in created {

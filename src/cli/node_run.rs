@@ -16,6 +16,7 @@ use super::farm_run::{LogArgs, session_settings, stop_on_signal};
 use super::output::duration;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::{check_label_key, check_label_value};
+use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::users::ANY_BUT_ROOT;
@@ -34,6 +35,9 @@ pub struct NodeRunArgs {
     /// Resources of the node for pods, as in cpu=4,memory=8Gi,gpu=8
     #[arg(long, default_value = "", hide_default_value = true)]
     capacity: ResourceList,
+    /// Ports that members of jobs are given on this node, as in 20000-29999; none: those of their frameworks
+    #[arg(long, default_value = "20000-29999", value_name = "FIRST-LAST", value_parser = ports)]
+    ports: GivenPorts,
     /// Environment variable of every process, which manifests may use as ${NAME}; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair)]
     env: Vec<(String, String)>,
@@ -60,6 +64,17 @@ pub struct NodeRunArgs {
     session_ttl: Duration,
     #[command(flatten)]
     log: LogArgs,
+}
+
+/// Value of `--ports`.
+#[derive(Debug, Clone, Copy)]
+struct GivenPorts(Option<PortRange>);
+
+fn ports(text: &str) -> Result<GivenPorts, String> {
+    match text {
+        "none" => Ok(GivenPorts(None)),
+        text => text.parse().map(|range| GivenPorts(Some(range))),
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
@@ -133,6 +148,7 @@ impl NodeRunArgs {
             http: self.http.clone(),
             labels: BTreeMap::from_iter(self.labels.clone()),
             capacity: self.capacity.clone(),
+            ports: self.ports.0,
             env: BTreeMap::from_iter(self.env.clone()),
             data_dir: self.data_dir.clone(),
             session,

@@ -12,6 +12,7 @@ use tracing::warn;
 use crate::placement::capacity::{Booking, NodeCapacities, NodeCapacity};
 use rcfarm_api::allocation::{AllocationOwner, Allocations};
 use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::{ResourceList, Stored, key};
 use rcfarm_store::cache::{Cache, CacheIndex, Overlay};
 use rcfarm_store::watch::PollPolicy;
@@ -19,8 +20,15 @@ use rcfarm_store::{
     Decoder, Entry, Index, Key, Op, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex,
 };
 
+/// What a node's record declares for pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeclaredCapacity {
+    pub capacity: ResourceList,
+    pub ports: Option<PortRange>,
+}
+
 /// Declared capacity of each node. The same `Arc` is kept while nothing changes.
-pub type Capacities = Arc<BTreeMap<NodeName, ResourceList>>;
+pub type Capacities = Arc<BTreeMap<NodeName, DeclaredCapacity>>;
 
 /// A node's record; `None`: it cannot be decoded.
 type StoredAllocations = Versioned<Option<Allocations>>;
@@ -37,9 +45,11 @@ fn decode(entry: &Entry) -> Option<Allocations> {
     allocations
 }
 
-fn node_capacity(stored: &StoredAllocations, capacity: ResourceList) -> NodeCapacity {
+fn node_capacity(stored: &StoredAllocations, declared: DeclaredCapacity) -> NodeCapacity {
+    let DeclaredCapacity { capacity, ports } = declared;
     NodeCapacity {
         capacity,
+        ports,
         allocated: stored.value.clone().unwrap_or_default(),
         index: stored.index,
         is_unreadable: stored.value.is_none(),
@@ -54,14 +64,18 @@ fn node_capacities(
 ) -> NodeCapacities {
     let nodes: BTreeSet<&NodeName> = capacities.keys().chain(stored.keys()).collect();
     let of_node = |node: &NodeName| {
-        let capacity = capacities.get(node).cloned().unwrap_or_default();
+        let declared = capacities.get(node).cloned().unwrap_or_default();
         let stored = stored.get(node);
         let index = stored.map_or(Index::ZERO, |stored| stored.index);
-        if let Some(old) = old.get(node).filter(|o| o.index == index && o.capacity == capacity) {
+        let is_same = |old: &&Arc<NodeCapacity>| {
+            old.index == index && old.capacity == declared.capacity && old.ports == declared.ports
+        };
+        if let Some(old) = old.get(node).filter(is_same) {
             return old.clone();
         }
-        let empty = || NodeCapacity { capacity: capacity.clone(), ..NodeCapacity::default() };
-        Arc::new(stored.map_or_else(empty, |stored| node_capacity(stored, capacity.clone())))
+        let DeclaredCapacity { capacity, ports } = declared.clone();
+        let empty = || NodeCapacity { capacity, ports, ..NodeCapacity::default() };
+        Arc::new(stored.map_or_else(empty, |stored| node_capacity(stored, declared)))
     };
     nodes.into_iter().map(|node| (node.clone(), of_node(node))).collect()
 }
@@ -243,8 +257,9 @@ impl AllocationCache {
 
 impl View {
     fn tell(&mut self, node: &NodeName, stored: StoredAllocations, index: Index) {
-        let capacity = self.node_capacities.of(node).capacity.clone();
-        self.node_capacities.insert(node.clone(), node_capacity(&stored, capacity));
+        let NodeCapacity { capacity, ports, .. } = self.node_capacities.of(node).clone();
+        let declared = DeclaredCapacity { capacity, ports };
+        self.node_capacities.insert(node.clone(), node_capacity(&stored, declared));
         self.newer.wrote(node.clone(), Some(Arc::new(stored)), index);
     }
 }

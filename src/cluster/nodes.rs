@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::allocations::Capacities;
+use super::allocations::{Capacities, DeclaredCapacity};
 use crate::placement::NodeLabels;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
@@ -150,8 +150,10 @@ impl CacheIndex for NodeRecords {
             let since = known.and_then(|info| info.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(monotonic));
             let draining = record.state == NodeState::Draining;
-            if !record.capacity.is_zero() {
-                capacities.insert(node.clone(), record.capacity);
+            if !record.capacity.is_zero() || record.ports.is_some() {
+                let NodeRecord { capacity, ports, .. } = &record;
+                let declared = DeclaredCapacity { capacity: capacity.clone(), ports: *ports };
+                capacities.insert(node.clone(), declared);
             }
             let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
             let (index, has_agent) = (entry.modify_index, record.session.is_some());

@@ -28,6 +28,8 @@ pub struct Placed<'a> {
     pub job: &'a JobSpec,
     /// Nodes by member.
     pub places: &'a BTreeMap<Slot, NodeName>,
+    /// Ports that nodes gave to members.
+    pub ports: &'a BTreeMap<Slot, u16>,
     /// Network address of a node's pods.
     pub address: &'a (dyn Fn(&NodeName) -> String + Sync),
     /// How the pods are named.
@@ -46,7 +48,8 @@ impl Placed<'_> {
                 let Some(node) = self.places.get(&slot) else { continue };
                 let host = (self.address)(node);
                 let count = at.entry(host.clone()).or_default();
-                peers.insert(slot, ClusterPeer { host, offset: *count });
+                let assigned = self.ports.get(&slot).copied();
+                peers.insert(slot, ClusterPeer { host, offset: *count, assigned });
                 *count = count.saturating_add(1);
             }
         }
@@ -98,7 +101,7 @@ impl Placed<'_> {
         create: &Create,
         peers: &BTreeMap<Slot, ClusterPeer>,
     ) -> ProcessStanza {
-        let nowhere = ClusterPeer { host: String::new(), offset: 0 };
+        let nowhere = ClusterPeer { host: String::new(), offset: 0, assigned: None };
         let peer = |slot: &Slot| peers.get(slot).unwrap_or(&nowhere).clone();
         let cluster = Cluster { id: self.id, job: self.job, peer: &peer };
         let mut env: BTreeMap<&str, String> =
@@ -118,8 +121,8 @@ impl Placed<'_> {
         let task = self.job.task(&create.slot.task);
         let health = container.health.as_ref().map(|health| {
             let port = task.and_then(|task| frameworks::listens(self.job.framework, task));
-            let offset = peer(&create.slot).offset;
-            port.map_or(health.clone(), |port| moved(health, port, offset))
+            let own = peer(&create.slot);
+            port.map_or(health.clone(), |port| moved(health, port, own.port(port)))
         });
         let grace = task.and_then(|task| task.template.grace);
         ProcessStanza {
@@ -135,8 +138,8 @@ impl Placed<'_> {
     }
 }
 
-/// Adds the member's port offset to a health check of the framework's port.
-fn moved(health: &HealthStanza, port: u16, offset: u16) -> HealthStanza {
+/// Directs a health check of the framework's port to the member's own port.
+fn moved(health: &HealthStanza, port: u16, own: u16) -> HealthStanza {
     let mut health = health.clone();
     let targets =
         [(&mut health.tcp, "127.0.0.1:", ""), (&mut health.http, "http://127.0.0.1:", "/")];
@@ -148,7 +151,7 @@ fn moved(health: &HealthStanza, port: u16, offset: u16) -> HealthStanza {
         else {
             continue;
         };
-        *target = Some(format!("{before}{}{rest}", port.saturating_add(offset)));
+        *target = Some(format!("{before}{own}{rest}"));
     }
     health
 }
@@ -208,12 +211,19 @@ mod tests {
         let address = |node: &NodeName| format!("10.0.0.{}", &node.as_str()[1..]);
         let uid = JobUid(Index(7));
         let pod_ids = PodIdFormat::Plain;
-        let placed =
-            Placed { id: &id, uid, job: &job, places: &places, address: &address, pod_ids };
+        let placed = Placed {
+            id: &id,
+            uid,
+            job: &job,
+            places: &places,
+            ports: &BTreeMap::new(),
+            address: &address,
+            pod_ids,
+        };
         let peers = placed.peers();
         assert_eq!(
             peers[&Slot::new("Worker", 1)],
-            ClusterPeer { host: "10.0.0.1".into(), offset: 1 }
+            ClusterPeer { host: "10.0.0.1".into(), offset: 1, assigned: None }
         );
         let create = Create {
             slot: Slot::new("Worker", 1),
@@ -267,8 +277,15 @@ mod tests {
             let address = |node: &NodeName| format!("{node}.example");
             let uid = JobUid(Index(7));
             let pod_ids = PodIdFormat::Plain;
-            let placed =
-                Placed { id: &id, uid, job: &job, places: &places, address: &address, pod_ids };
+            let placed = Placed {
+                id: &id,
+                uid,
+                job: &job,
+                places: &places,
+                ports: &BTreeMap::new(),
+                address: &address,
+                pod_ids,
+            };
             for (slot, node) in &places {
                 let create =
                     Create { slot: slot.clone(), node: node.clone(), version: 2, attempt: 1 };
@@ -290,7 +307,7 @@ mod tests {
             let stanza = |target: &str| {
                 serde_json::from_value::<HealthStanza>(json!({check: target})).unwrap()
             };
-            assert_eq!(moved(&stanza(asked), 2222, 3), stanza(then));
+            assert_eq!(moved(&stanza(asked), 2222, 2225), stanza(then));
         }
     }
 
@@ -307,8 +324,15 @@ mod tests {
         let places = [(slot.clone(), "n1".parse().unwrap())].into();
         let uid = JobUid(Index(7));
         let (address, pod_ids) = (|_: &NodeName| "h".to_owned(), PodIdFormat::Plain);
-        let placed =
-            Placed { id: &id, uid, job: &job, places: &places, address: &address, pod_ids };
+        let placed = Placed {
+            id: &id,
+            uid,
+            job: &job,
+            places: &places,
+            ports: &BTreeMap::new(),
+            address: &address,
+            pod_ids,
+        };
         let create = Create { slot, node: "n1".parse().unwrap(), version: 0, attempt: 0 };
         let pod = create.slot.pod_id(&id, PodIdFormat::Plain).unwrap();
         let manifest: Value =

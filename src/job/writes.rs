@@ -172,6 +172,7 @@ pub fn group_of(
         replicas: replicas(task),
         resources: task.template.resources().nonzero(),
         node_selector: task.template.node_selector.to_string(),
+        ports: frameworks::of(job.framework).listeners(job, task),
     });
     let spec = PodGroupSpec {
         min_member: Some(job.min_available),

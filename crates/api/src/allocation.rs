@@ -92,6 +92,9 @@ pub struct Allocation {
     /// The numbers of the devices of each kind, from 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<String, BTreeSet<u32>>,
+    /// Port that the pod listens on, of the node's range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -123,7 +126,7 @@ impl Stored for Allocations {}
 /// Upper bound of the bytes of an allocation in its record, its device numbers apart.
 #[must_use]
 pub const fn entry_bytes(pod: usize, owner: usize) -> usize {
-    pod + owner + 100
+    pod + owner + 113
 }
 
 impl Allocations {
@@ -175,6 +178,7 @@ mod tests {
                 cpu_milli: u64::MAX,
                 memory_bytes: u64::MAX,
                 devices: [("gpu".to_owned(), (n * 100_000..n * 100_000 + n % 3).collect())].into(),
+                port: Some(u16::MAX),
                 other: [("cell".to_owned(), "c1".into())].into_iter().collect(),
             };
             record.pods.insert(format!("train-worker-{n}").parse().unwrap(), allocation);

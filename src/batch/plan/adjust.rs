@@ -7,6 +7,7 @@ use super::Pass;
 use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, gang, members, parts,
 };
+use crate::batch::ports;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase, PodGroupReason};
 
@@ -34,7 +35,10 @@ impl Pass<'_, '_> {
             return false;
         }
         let _ = self.book(id, &release, &[]);
+        kept.drop_unplaced_ports();
         self.find_nodes_again(id, record, &left, &mut kept);
+        // Members that get no port have no node; they are placed later.
+        let _ = ports::assign(self.memory.index.node_capacities(), &record.spec, &mut kept);
         let were = members(id, place);
         let mut allocate = members(id, &kept);
         allocate.retain(|member| !were.contains(member));
@@ -162,6 +166,7 @@ impl Pass<'_, '_> {
                 .filter(|(n, _)| gone(task, *n))
                 .for_each(|(_, slot)| *slot = None);
         }
+        kept.drop_unplaced_ports();
         self.plan.more = true;
         (kept, part)
     }

@@ -2,8 +2,9 @@
 
 use super::Pass;
 use crate::batch::placing::{GroupMember, PlacementChange, VersionedStatus, gang, members};
+use crate::batch::ports;
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::PlacementState;
 
 impl<'a> Pass<'a, '_> {
@@ -66,13 +67,19 @@ impl<'a> Pass<'a, '_> {
             let nodes: Vec<NodeName> =
                 answer.into_iter().flat_map(|a| a.tasks).flat_map(|(_, nodes)| nodes).collect();
             if !nodes.is_empty() {
-                return self.fill(id, known, &task.name, nodes);
+                return self.fill((id, &spec), known, &task.name, nodes);
             }
         }
     }
 
     /// Assigns nodes to the first unplaced members of a task.
-    fn fill(&mut self, id: &GroupId, known: &VersionedStatus, task: &str, nodes: Vec<NodeName>) {
+    fn fill(
+        &mut self,
+        (id, spec): (&GroupId, &PodGroupSpec),
+        known: &VersionedStatus,
+        task: &str,
+        nodes: Vec<NodeName>,
+    ) {
         let mut after = (*known.value).clone();
         let (Some(place), Some(queue)) = (&mut after.placement, after.queue.clone()) else {
             return;
@@ -83,6 +90,8 @@ impl<'a> Pass<'a, '_> {
         {
             *slot = nodes.next();
         }
+        // Members that get no port have no node; they are placed later.
+        let _ = ports::assign(self.memory.index.node_capacities(), spec, place);
         let mut allocate = members(id, place);
         allocate.retain(|member| !before.contains(member));
         if self.book(id, &[], &allocate).is_err() {

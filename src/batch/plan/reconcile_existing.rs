@@ -104,7 +104,9 @@ impl<'a> Pass<'a, '_> {
                 };
                 let Some(id) = group.filter(is_leak) else { continue };
                 let (node, pod, want) = (node.clone(), pod.clone(), allocation.resources());
-                orphaned_allocations.entry(id).or_default().push(GroupMember { node, pod, want });
+                let port = allocation.port;
+                let member = GroupMember { node, pod, want, port };
+                orphaned_allocations.entry(id).or_default().push(member);
             }
         }
         for (id, members) in orphaned_allocations {

@@ -69,7 +69,8 @@ impl JobController {
         let job = &input.record.read.spec;
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
-        let placed = Placed { id, uid, job, places: &bound, address: &address, pod_ids };
+        let (places, ports) = (&bound, &self.given_ports(input));
+        let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids };
         let peers = placed.peers();
         let mut answers: Vec<(Vec<Made>, Answer)> = Vec::new();
         let mut under_way = FuturesUnordered::new();

@@ -10,7 +10,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::Slot;
+use rcfarm_api::job::spec::{JobTask, Slot};
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::Op;
@@ -53,7 +53,8 @@ impl JobController {
         let bound = self.bound_nodes(input);
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
-        let placed = Placed { id, uid, job, places: &bound, address: &address, pod_ids };
+        let (places, ports) = (&bound, &self.given_ports(input));
+        let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids };
         let made = writes::made(&placed, &plan.create);
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
         if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
@@ -176,6 +177,24 @@ impl JobController {
             .filter(|_| input.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
         writes::places(&input.record.read.spec, node_of, |_| false)
+    }
+
+    /// Ports of bound members, once they may start.
+    pub(super) fn given_ports(&self, input: &JobView) -> BTreeMap<Slot, u16> {
+        let statuses = self.caches.groups.snapshot();
+        let status = statuses.value.value(&self.id).and_then(Option::as_ref);
+        let status = status.filter(|_| input.group.places.is_some());
+        let Some(place) = status.and_then(|status| status.placement.as_ref()) else {
+            return BTreeMap::new();
+        };
+        let tasks = input.record.read.spec.tasks.iter();
+        let of_task = |task: &JobTask| {
+            let count = place.ports.get(&task.lower_name()).map_or(0, Vec::len);
+            let count = u32::try_from(count).unwrap_or(u32::MAX).min(task.replicas);
+            let port = |n| Some((Slot::new(&task.name, n), place.port_of(&task.lower_name(), n)?));
+            (0..count).filter_map(port).collect::<Vec<_>>()
+        };
+        tasks.flat_map(of_task).collect()
     }
 }
 

@@ -474,6 +474,7 @@ fn frameworks_have_rules_of_their_own() {
     let peer = |_: &rcfarm_api::job::spec::Slot| crate::job::frameworks::ClusterPeer {
         host: "h".into(),
         offset: 0,
+        assigned: None,
     };
     let cluster = crate::job::frameworks::Cluster { id: &id(), job: &many, peer: &peer };
     let slot = rcfarm_api::job::spec::Slot::new("Worker", 0);

@@ -1,7 +1,8 @@
 //! Framework-specific rules: the applicable hooks of Kubeflow's ControllerInterface (`kubeflow.md` §5.1). Pure.
 //!
-//! A member's address is that of its node. Members at the same address get different ports: [`ClusterPeer::offset`] is
-//! added to each port. With one member per node the ports are the framework's defaults.
+//! A member's address is that of its node. The node gives a port to each member that listens ([`Operator::listeners`]).
+//! Where it has no range of ports, members of a job at the same address get different ports: [`ClusterPeer::offset`] is
+//! added to each port.
 
 pub mod mpi;
 mod pytorch;
@@ -25,13 +26,16 @@ pub use volcano::argument;
 pub struct ClusterPeer {
     /// Host name or IP address; empty without a node.
     pub host: String,
-    /// Added to each of its ports.
+    /// Added to each of its ports, unless it was given one.
     pub offset: u16,
+    /// Port that its node gave to it.
+    pub assigned: Option<u16>,
 }
 
 impl ClusterPeer {
-    fn port(&self, port: u16) -> u16 {
-        port.saturating_add(self.offset)
+    /// Where it listens. `port`: of its framework.
+    pub(super) fn port(&self, port: u16) -> u16 {
+        self.assigned.unwrap_or_else(|| port.saturating_add(self.offset))
     }
 
     fn at(&self, port: u16) -> String {
@@ -128,6 +132,11 @@ pub trait Operator: Send + Sync {
     /// it.
     fn port(&self) -> Option<(&'static str, u16)> {
         None
+    }
+
+    /// Number of a task's first members that need a port of their own.
+    fn listeners(&self, _: &JobSpec, _: &JobTask) -> u32 {
+        0
     }
 
     /// Whether the member gets the label `job-role: master`.

@@ -22,6 +22,11 @@ impl Operator for PyTorch {
         Some((PORT_NAME, PORT))
     }
 
+    /// The members where all meet.
+    fn listeners(&self, job: &JobSpec, task: &JobTask) -> u32 {
+        u32::from(self.meets_at(job).iter().any(|slot| slot.task == task.name))
+    }
+
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
         let job = cluster.job;
         let per_node = job.processes_per_node.as_deref().unwrap_or("auto");
@@ -85,7 +90,9 @@ fn meeting(cluster: &Cluster<'_>, elastic: &Elastic) -> Vec<Variable> {
     let first = cluster.peer("Worker", 0);
     let host = elastic.host.clone().unwrap_or_else(|| first.host.clone());
     let own_port = worker.map_or(PORT, port);
-    let port = elastic.port.unwrap_or_else(|| first.port(own_port));
+    // At the first worker the port that its node gave to it goes first: another job may name the same port.
+    let assigned = first.assigned.filter(|_| elastic.host.is_none());
+    let port = assigned.or(elastic.port).unwrap_or_else(|| first.port(own_port));
     let backend = elastic.backend.as_deref().unwrap_or("c10d");
     let mut env = vec![
         everywhere("PET_NNODES", nodes),

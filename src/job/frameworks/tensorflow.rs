@@ -31,6 +31,10 @@ impl Operator for TensorFlow {
         Some((PORT_NAME, PORT))
     }
 
+    fn listeners(&self, job: &JobSpec, task: &JobTask) -> u32 {
+        if job.replicas() > 1 { task.replicas } else { 0 }
+    }
+
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
         match leader(job) {
             Some(name) => slot.task == name,

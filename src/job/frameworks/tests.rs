@@ -18,7 +18,7 @@ fn member(replicas: u32, container: &str) -> Value {
 
 /// Addresses as DNS would give them in Kubernetes.
 fn by_name(domain: &'static str) -> impl Fn(&Slot) -> ClusterPeer {
-    move |slot| ClusterPeer { host: format!("j-{slot}{domain}"), offset: 0 }
+    move |slot| ClusterPeer { host: format!("j-{slot}{domain}"), offset: 0, assigned: None }
 }
 
 fn environment(
@@ -157,6 +157,7 @@ fn members_that_share_an_address_have_ports_of_their_own() {
     let peer = |slot: &Slot| ClusterPeer {
         host: "10.0.0.1".to_owned(),
         offset: u16::from(slot.task == "Worker"),
+        assigned: None,
     };
     let cluster = Cluster { id: &id, job: &pair, peer: &peer };
     let env = of(pair.framework).environment(&cluster, &Slot::new("PS", 0));
@@ -373,6 +374,7 @@ fn members_without_a_place_are_not_among_the_addresses() {
     let peer = |slot: &Slot| ClusterPeer {
         host: if slot.index < 2 { format!("h{}", slot.index) } else { String::new() },
         offset: 0,
+        assigned: None,
     };
     let task = json!({"name": "w", "replicas": 4, "template": {"spec": {"containers": [
         {"name": "c", "command": ["run"]}]}}});
@@ -402,14 +404,64 @@ fn xgboost_workers_sharing_an_address_get_own_ports() {
         "Master": member(1, "xgboost"), "Worker": member(2, "xgboost")}}}));
     let peer = |slot: &Slot| {
         let offset = if slot.task == "Master" { 0 } else { u16::try_from(slot.index).unwrap() + 1 };
-        ClusterPeer { host: "h".to_owned(), offset }
+        ClusterPeer { host: "h".to_owned(), offset, assigned: None }
     };
     let cluster = Cluster { id: &id, job: &job, peer: &peer };
     for (task, index, port) in
         [("Master", 0, "10000"), ("Worker", 0, "10000"), ("Worker", 1, "10001")]
     {
+        let value = |name: &str| {
+            let env = of(job.framework).environment(&cluster, &Slot::new(task, index));
+            env.into_iter().find(|variable| variable.name == name).map(|variable| variable.value)
+        };
+        assert_eq!(value("WORKER_PORTS").as_deref(), Some("10000,10001"));
         let env = of(job.framework).environment(&cluster, &Slot::new(task, index));
         let own = env.iter().find(|variable| variable.name == "WORKER_PORT").unwrap();
         assert_eq!(own.value, port, "{task} {index}");
+    }
+}
+
+#[test]
+fn port_that_a_node_gave_is_in_every_environment() {
+    let id: Namespaced = "ns2/j".parse().unwrap();
+    let torch = json!({"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {
+        "Master": member(1, "pytorch"), "Worker": member(2, "pytorch")}}});
+    let elastic = json!({"kind": "PyTorchJob", "spec": {
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "rdzvBackend": "c10d", "rdzvPort": 29400},
+        "pytorchReplicaSpecs": {"Worker": member(2, "pytorch")}}});
+    let xgboost = json!({"kind": "XGBoostJob", "spec": {"xgbReplicaSpecs": {
+        "Master": member(1, "xgboost"), "Worker": member(2, "xgboost")}}});
+    let task = |name: &str| {
+        json!({"name": name, "replicas": 1, "template": {"spec": {
+        "containers": [{"name": "c", "command": ["run"]}]}}})
+    };
+    let volcano = |plugin: &str, tasks: [&str; 2]| json!({"spec": {"plugins": {plugin: []}, "tasks": tasks.map(task)}});
+    let tf_config =
+        r#"{"cluster":{"ps":["h:20000"],"worker":["h:20001"]},"task":{"type":"worker","index":0}}"#;
+    for (document, slot, name, value, listeners) in [
+        (torch, ("Worker", 1), "MASTER_PORT", "20000", [1, 0]),
+        (elastic, ("Worker", 1), "PET_RDZV_ENDPOINT", "h:20000", [1, 0]),
+        (xgboost, ("Master", 0), "MASTER_PORT", "20000", [1, 2]),
+        (volcano("pytorch", ["master", "worker"]), ("worker", 0), "MASTER_PORT", "20000", [1, 0]),
+        (volcano("tensorflow", ["ps", "worker"]), ("worker", 0), "TF_CONFIG", tf_config, [1, 1]),
+    ] {
+        let job = job(document);
+        let slots: Vec<Slot> = job
+            .tasks
+            .iter()
+            .flat_map(|task| (0..task.replicas).map(|index| Slot::new(&task.name, index)))
+            .collect();
+        let peer = |slot: &Slot| {
+            let at = slots.iter().position(|other| other == slot).unwrap();
+            let assigned = Some(20_000 + u16::try_from(at).unwrap());
+            ClusterPeer { host: "h".to_owned(), offset: 7, assigned }
+        };
+        let cluster = Cluster { id: &id, job: &job, peer: &peer };
+        let operator = of(job.framework);
+        let env = operator.environment(&cluster, &Slot::new(slot.0, slot.1));
+        let found = env.iter().find(|variable| variable.name == name).unwrap();
+        assert_eq!(found.value, value);
+        let found = job.tasks.iter().map(|task| operator.listeners(&job, task));
+        assert!(found.eq(listeners.into_iter().take(job.tasks.len())), "{name}");
     }
 }

@@ -12,6 +12,9 @@ use rcfarm_api::job::status::JobReason;
 
 pub(super) struct Volcano;
 
+/// Roles of the tensorflow plugin, and its arguments that name their tasks.
+const TF_ROLES: [&str; 4] = ["ps", "worker", "chief", "evaluator"];
+
 /// Value of `--<name>=` in a plugin's arguments.
 #[must_use]
 pub fn argument<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
@@ -21,6 +24,18 @@ pub fn argument<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
 }
 
 impl Operator for Volcano {
+    fn listeners(&self, job: &JobSpec, task: &JobTask) -> u32 {
+        let role = |plugin, name| {
+            let arguments = job.plugins.get(&plugin)?;
+            Some(argument(arguments, name).unwrap_or(name))
+        };
+        let is = |plugin, name| role(plugin, name) == Some(task.name.as_str());
+        if TF_ROLES.iter().any(|name| is(Plugin::TensorFlow, name)) {
+            return task.replicas;
+        }
+        u32::from(is(Plugin::PyTorch, "master")).min(task.replicas)
+    }
+
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
         let arguments = [Plugin::PyTorch, Plugin::Mpi];
         arguments.iter().filter_map(|plugin| job.plugins.get(plugin)).any(|arguments| {
@@ -153,10 +168,10 @@ fn tf_config(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option
     }
     let port = argument(arguments, "port").and_then(|port| port.parse().ok());
     let port = port.unwrap_or(tensorflow::PORT);
-    let roles = ["ps", "worker", "chief", "evaluator"];
     let of = |role| job.task(argument(arguments, role).unwrap_or(role));
-    let own = roles.into_iter().find(|role| of(role).is_some_and(|task| task.name == slot.task))?;
-    let members = roles.into_iter().filter_map(|role| {
+    let own =
+        TF_ROLES.into_iter().find(|role| of(role).is_some_and(|task| task.name == slot.task))?;
+    let members = TF_ROLES.into_iter().filter_map(|role| {
         let task = of(role)?;
         let ends: Vec<String> = cluster.peers(task).map(|peer| peer.at(port)).collect();
         Some(format!("{}:{}", json!(role), json!(ends)))

@@ -19,6 +19,10 @@ impl Operator for XgBoost {
         Some((PORT_NAME, PORT))
     }
 
+    fn listeners(&self, _: &JobSpec, task: &JobTask) -> u32 {
+        task.replicas
+    }
+
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable> {
         let Some(master) = cluster.job.task("Master") else { return Vec::new() };
         let peer = cluster.peer(&master.name, 0);
@@ -31,6 +35,12 @@ impl Operator for XgBoost {
             everywhere("PYTHONUNBUFFERED", 1),
         ];
         if let Some(worker) = cluster.job.task("Worker").filter(|_| cluster.job.replicas() > 1) {
+            let ports: Vec<u16> =
+                cluster.peers(worker).map(|peer| peer.port(port(worker))).collect();
+            if ports.iter().any(|port| *port != ports[0]) {
+                let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+                env.push(everywhere("WORKER_PORTS", ports.join(",")));
+            }
             let hosts: Vec<String> = cluster.peers(worker).map(|peer| peer.host).collect();
             // One variable for all members: a worker's own port; for the master, that of worker 0.
             let own = if slot.task == worker.name { slot.index } else { 0 };

@@ -88,11 +88,27 @@ impl<'a> Ledger<'a> {
         owner: &AllocationOwner,
         want: &ResourceList,
     ) -> Result<(), Insufficient> {
+        self.allocate_with_port(node, pod, owner, want, None)
+    }
+
+    /// [`NodeCapacity::allocate_with_port`].
+    ///
+    /// # Errors
+    /// [`Insufficient`]: it does not fit.
+    pub fn allocate_with_port(
+        &mut self,
+        node: &NodeName,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &ResourceList,
+        port: Option<u16>,
+    ) -> Result<(), Insufficient> {
         let room = self.node(node);
-        if want.is_zero() && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
+        let wants_nothing = want.is_zero() && port.is_none();
+        if wants_nothing && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
             return Ok(());
         }
-        self.touch(node).allocate(pod, owner, want)
+        self.touch(node).allocate_with_port(pod, owner, want, port)
     }
 
     /// [`NodeCapacity::release`]. Does nothing if nothing was allocated.

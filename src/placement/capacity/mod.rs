@@ -34,6 +34,7 @@
 //!         replicas: 4,
 //!         resources: "cpu=1,memory=4Gi,gpu=2".parse().unwrap(),
 //!         node_selector: "pool=gpu".to_owned(),
+//!         ports: 0,
 //!     }],
 //! };
 //! // The fleet comes from the farm's cluster view.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use rcfarm_api::Index;
 use rcfarm_api::allocation::{Allocation, AllocationOwner, Allocations};
 use rcfarm_api::ids::PodId;
+use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Capacity and allocations of a node.
@@ -18,6 +19,9 @@ pub struct NodeCapacity {
     #[serde(with = "rcfarm_api::resource_list::units")]
     pub capacity: ResourceList,
     pub allocated: Allocations,
+    /// Ports that it gives to members of jobs; `None`: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<PortRange>,
     /// ModifyIndex of the record of its allocations; 0: there is none.
     pub index: Index,
     /// The record cannot be decoded: nothing is allocated, and it is not changed.
@@ -40,6 +44,8 @@ pub enum Insufficient {
     Taken(AllocationOwner),
     /// The record of its allocations has no room for more pods.
     Full,
+    /// Another pod has this port.
+    PortTaken(u16),
     /// Too little of these.
     Short(Vec<Short>),
 }
@@ -131,6 +137,49 @@ impl NodeCapacity {
         }
     }
 
+    /// [`NodeCapacity::holds`], and the pod has this port. Without a port only the amounts count.
+    #[must_use]
+    pub fn holds_with_port(
+        &self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &ResourceList,
+        port: Option<u16>,
+    ) -> bool {
+        let has_port = |port| {
+            let allocation = self.allocated.pods.get(pod);
+            allocation.is_some_and(|a| a.owner == *owner && a.port == Some(port))
+        };
+        self.holds(pod, owner, want) && port.is_none_or(has_port)
+    }
+
+    /// Ports that pods have.
+    #[must_use]
+    pub fn ports_in_use(&self) -> BTreeSet<u16> {
+        self.allocated.pods.values().filter_map(|allocation| allocation.port).collect()
+    }
+
+    fn port_refused(
+        &self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        port: u16,
+    ) -> Option<Insufficient> {
+        let mut others = self.allocated.pods.iter().filter(|(id, _)| *id != pod);
+        if let Some(holder) = self.taken_by(pod, owner) {
+            return Some(Insufficient::Taken(holder.clone()));
+        }
+        if self.is_unreadable {
+            return Some(Insufficient::Unreadable);
+        }
+        let is_new = !self.allocated.pods.contains_key(pod);
+        if is_new && self.allocated.bytes() >= LARGEST_RECORD {
+            return Some(Insufficient::Full);
+        }
+        let is_taken = others.any(|(_, allocation)| allocation.port == Some(port));
+        is_taken.then_some(Insufficient::PortTaken(port))
+    }
+
     /// Allocates `want` to `owner`'s pod of this id, replacing its allocation; removes it if `want` is zero. A pod keeps its devices; new
     /// ones are the free ones with the lowest numbers. An equal allocation stays as it is, even if the capacity has
     /// shrunk.
@@ -143,14 +192,29 @@ impl NodeCapacity {
         owner: &AllocationOwner,
         want: &ResourceList,
     ) -> Result<(), Insufficient> {
-        if self.holds(pod, owner, want) {
+        self.allocate_with_port(pod, owner, want, None)
+    }
+
+    /// [`NodeCapacity::allocate`], with a port that no other pod has.
+    ///
+    /// # Errors
+    /// [`Insufficient`]: it does not fit. Nothing is changed.
+    pub fn allocate_with_port(
+        &mut self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &ResourceList,
+        port: Option<u16>,
+    ) -> Result<(), Insufficient> {
+        if self.holds_with_port(pod, owner, want, port) {
             return Ok(());
         }
-        if want.is_zero() {
+        if want.is_zero() && port.is_none() {
             self.allocated.pods.remove(pod);
             return Ok(());
         }
-        if let Some(insufficient) = self.insufficient(pod, owner, want) {
+        let port_refused = || port.and_then(|port| self.port_refused(pod, owner, port));
+        if let Some(insufficient) = self.insufficient(pod, owner, want).or_else(port_refused) {
             return Err(insufficient);
         }
         let old = self.allocated.pods.remove(pod).filter(|old| old.owner == *owner);
@@ -165,6 +229,7 @@ impl NodeCapacity {
             cpu_milli: want.amount(CPU),
             memory_bytes: want.amount(MEMORY),
             devices: devices.collect(),
+            port,
             other: old.other,
         };
         self.allocated.pods.insert(pod.clone(), allocation);
@@ -209,6 +274,14 @@ impl NodeCapacity {
         for (pod, allocation) in &self.allocated.pods {
             for (kind, numbers) in &allocation.devices {
                 numbers.iter().for_each(|n| holders.entry((kind, *n)).or_default().push(pod));
+            }
+        }
+        let mut ports: BTreeMap<u16, &PodId> = BTreeMap::new();
+        for (pod, allocation) in &self.allocated.pods {
+            if let Some(port) = allocation.port
+                && let Some(other) = ports.insert(port, pod)
+            {
+                faults.push(format!("port {port} is allocated to {other} and {pod}"));
             }
         }
         for ((kind, number), pods) in holders {
@@ -258,6 +331,7 @@ impl fmt::Display for Insufficient {
             Insufficient::Full => {
                 f.write_str("the record of its allocations is full: too many pods")
             }
+            Insufficient::PortTaken(port) => write!(f, "another pod has port {port}"),
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();
                 f.write_str(&all.join("; "))

@@ -60,6 +60,7 @@ fn task(name: &str, count: u32, resources: &str) -> TaskSpec {
         replicas: count,
         resources: amount(resources),
         node_selector: String::new(),
+        ports: 0,
     }
 }
 
@@ -269,6 +270,7 @@ prop_compose! {
             replicas,
             resources,
             node_selector: only.map_or_else(String::new, |n| format!("n={n}")),
+            ports: 0,
         };
         gang(packing, tasks.into_iter().enumerate().map(task).collect())
     }

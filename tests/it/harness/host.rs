@@ -46,6 +46,7 @@ impl Host {
             http: None,
             labels: BTreeMap::from([("pool".to_owned(), "test".to_owned())]),
             capacity: "cpu=4,gpu=2".parse().unwrap(),
+            ports: None,
             env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
             data_dir: directory.path().join("data"),
             session: SessionSettings {

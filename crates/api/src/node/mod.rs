@@ -3,6 +3,7 @@
 //! Keys read and written: none here. Node agents write `rcfarm/nodes/<node>`, `health/` and `status/pods/`; farms and commands
 //! read them.
 
+pub mod ports;
 pub mod record;
 pub mod status;
 

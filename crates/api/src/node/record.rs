@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::ports::PortRange;
 use crate::ids::SessionId;
 use crate::{ResourceList, Stored, Timestamp};
 
@@ -25,6 +26,9 @@ pub struct NodeRecord {
     /// Its capacity; all zero: not declared.
     #[serde(default, with = "crate::resource_list::units")]
     pub capacity: ResourceList,
+    /// Ports that members of jobs are given here; `None`: they use their framework's ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<PortRange>,
     /// Desired state.
     #[serde(default)]
     pub state: NodeState,
@@ -77,6 +81,7 @@ mod tests {
             (r#"{"rack":7,"state":"sleepy"}"#, "state"),
             (r#"{"capacity":{"cpu_milli":-1}}"#, "capacity.cpu_milli"),
             (r#"{"drain_deadline":"soon","state":"draining"}"#, "drain_deadline"),
+            (r#"{"ports":"9-1"}"#, "ports"),
             ("[]", FieldError::WHOLE),
             ("{", FieldError::WHOLE),
         ] {

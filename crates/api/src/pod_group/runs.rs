@@ -89,6 +89,7 @@ mod tests {
             asks: [].into(),
             then: None,
             pod_ids: Default::default(),
+            ports: [].into(),
         };
         PodGroupStatus { placement: Some(placement), ..PodGroupStatus::default() }
     }

@@ -121,6 +121,14 @@ pub struct TaskSpec {
     /// Which nodes may run them; empty: all.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_selector: String,
+    /// Number of its first members that need a port of their own.
+    #[serde(default, skip_serializing_if = "is_zero_count")]
+    pub ports: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero_count(n: &u32) -> bool {
+    *n == 0
 }
 
 /// Owner of a group.

@@ -46,6 +46,9 @@ pub struct GroupPlacement {
     /// How the pods are named under which the members' resources are allocated; missing: `Plain`.
     #[serde(default, rename = "podIds", skip_serializing_if = "PodIdFormat::is_plain")]
     pub pod_ids: PodIdFormat,
+    /// Ports of members on nodes that give some, by task and index. They end with the last member that has one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ports: BTreeMap<String, Vec<Option<u16>>>,
     /// While it is being released: the group's phase after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<PodGroupPhase>,
@@ -55,7 +58,37 @@ impl GroupPlacement {
     /// Upper bound of its size in bytes, the requests apart; it may be stored in less ([`PodGroupStatus::encode`]).
     #[must_use]
     pub fn plain_bytes(&self) -> usize {
-        runs::plain_bytes(&self.members)
+        let ports = self.ports.iter().map(|(task, ports)| task.len() + 8 + 6 * ports.len());
+        runs::plain_bytes(&self.members) + ports.sum::<usize>()
+    }
+
+    /// Port of a member; `None`: it has none.
+    #[must_use]
+    pub fn port_of(&self, task: &str, index: u32) -> Option<u16> {
+        *self.ports.get(task)?.get(usize::try_from(index).ok()?)?
+    }
+
+    /// Sets the port of a member.
+    pub fn set_port(&mut self, task: &str, index: u32, port: u16) {
+        let ports = self.ports.entry(task.to_owned()).or_default();
+        let index = index as usize;
+        ports.resize(ports.len().max(index + 1), None);
+        ports[index] = Some(port);
+    }
+
+    /// Takes the ports of members without a node.
+    pub fn drop_unplaced_ports(&mut self) {
+        for (task, ports) in &mut self.ports {
+            let nodes = self.members.get(task).map_or(&[][..], Vec::as_slice);
+            ports.truncate(nodes.len());
+            ports
+                .iter_mut()
+                .zip(nodes)
+                .filter(|(_, node)| node.is_none())
+                .for_each(|(p, _)| *p = None);
+            while ports.pop_if(|port| port.is_none()).is_some() {}
+        }
+        self.ports.retain(|_, ports| !ports.is_empty());
     }
 
     /// Members with a node: task, index, node.

@@ -51,6 +51,7 @@ use std::time::Duration;
 
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::node::ports::PortRange;
 use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
@@ -83,6 +84,8 @@ pub struct AgentSettings {
     pub labels: BTreeMap<String, String>,
     /// Resources of the node.
     pub capacity: ResourceList,
+    /// Ports that members of jobs are given; `None`: they use their framework's ports.
+    pub ports: Option<PortRange>,
     /// Environment variables of every process.
     pub env: BTreeMap<String, String>,
     /// The data directory ([`state`]); one agent per directory.

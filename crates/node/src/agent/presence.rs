@@ -201,6 +201,7 @@ impl AgentPresence {
             http: settings.http.clone(),
             labels: settings.labels.clone(),
             capacity: settings.capacity.clone(),
+            ports: settings.ports,
             agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             session: Some(session.clone()),
             lease_ms: u64::try_from(lease.as_millis()).ok(),

@@ -132,6 +132,7 @@ impl Agents {
             http: None,
             labels: BTreeMap::new(),
             capacity: host.capacity.clone(),
+            ports: None,
             env: BTreeMap::new(),
             data_dir: host.disk.path().to_owned(),
             session: session_settings(),
