@@ -20,6 +20,7 @@
 //! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
+//! | `gang` | starts of whole gangs after a restart |
 //! | `waiting` | reason and message of a job that waits |
 //! | `batched_start` | starts that need several transactions |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
@@ -37,6 +38,7 @@ pub mod doorbells;
 mod events;
 mod failpoints;
 pub mod frameworks;
+mod gang;
 pub mod kind;
 pub mod machine;
 pub mod manifest;

@@ -14,7 +14,7 @@ use super::members::{
     publish, remember, sort,
 };
 use super::triggers::{self, Trigger};
-use super::{batched_start, waiting};
+use super::{batched_start, gang, waiting};
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName};
@@ -184,6 +184,8 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
         },
         &mut plan.status,
     );
+    let given_up = gang::give_up(seen, &plan.status, &sorted.members);
+    let trigger = given_up.filter(|_| trigger.ask == JobRequest::Sync).unwrap_or(trigger);
     plan.consume.clone_from(&trigger.command);
     if trigger.ask != JobRequest::Sync {
         plan.asked = Some((trigger.ask, trigger.reason));
@@ -196,6 +198,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     start(seen, &mut plan, &members);
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
+    gang::place_again(seen, &mut plan, &members);
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
     forget_surplus(&mut plan);
     plan.collect_orphans &= seen.may_remove;
@@ -525,7 +528,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
         return;
     }
-    if waiting::misses_places(seen, places, members) {
+    if waiting::misses_places(seen, places, members) || gang::is_short(seen, members) {
         return;
     }
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);

@@ -33,7 +33,7 @@ pub struct Trigger {
 }
 
 impl Trigger {
-    fn new(ask: JobRequest, reason: JobReason, message: impl Into<String>) -> Trigger {
+    pub(super) fn new(ask: JobRequest, reason: JobReason, message: impl Into<String>) -> Trigger {
         let (targets, message) = (Vec::new(), message.into());
         Trigger { ask, reason, message, targets, by_person: false, by_member: false, command: None }
     }

@@ -9,7 +9,7 @@ use super::plan::{JobObserved, JobPlan, waits_for_old};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{Framework, Slot};
-use rcfarm_api::job::status::JobReason;
+use rcfarm_api::job::status::{JobMembers, JobReason};
 use rcfarm_api::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
 
 /// Reason and message of a waiting group, with the group's field name replaced by the job's.
@@ -47,6 +47,14 @@ fn waiting(seen: &JobObserved<'_>, plan: &JobPlan, outcome: &FrameworkOutcome) -
     if !running && waits_for_old(seen, plan) {
         let message = "members of an older attempt are on their way out".to_owned();
         return say(JobReason::WaitingForOldMembers, message);
+    }
+    let needed = seen.job.min_available as usize;
+    let placed = seen.group.places.as_ref().map_or(0, BTreeMap::len);
+    let JobMembers { pending, running: run, succeeded, failed, unknown, .. } = plan.status.members;
+    if !running && pending + run + succeeded + failed + unknown == 0 && placed < needed {
+        let message =
+            format!("{placed} of {needed} needed members have a node: all are placed again");
+        return say(JobReason::MembersUnplaced, message);
     }
     let untaken = |slot: &&Slot| {
         let memory = plan.status.tasks.get(&slot.task);

@@ -585,3 +585,48 @@ fn a_gang_with_taken_ids_does_not_start_in_part() {
     life.reconcile();
     assert_eq!(life.slots(), ["w-0", "w-2"], "enough to start");
 }
+
+/// A node is lost, and there is no other.
+#[test]
+fn restarted_gang_with_a_member_without_node_waits_whole() {
+    let mut life = volcano(&[task("a", 3)], policy("PodFailed", "RestartJob"));
+    assert_eq!(life.run(), JobPhase::Running);
+    life.homeless = Some(Slot::new("a", 2));
+    life.end("a", 0, 1);
+    assert_eq!(life.wait(20), JobPhase::Pending);
+    assert!(life.pods.is_empty(), "{:?}", life.slots());
+    assert_eq!(life.status.round, 1, "all are placed again");
+    assert_eq!(life.status.state.reason, "MembersUnplaced");
+    life.wait(60);
+    assert_eq!((life.pods.len(), life.status.round), (0, 1));
+    life.homeless = None;
+    assert_eq!(life.wait(1), JobPhase::Pending);
+    assert_eq!(life.run(), JobPhase::Running);
+    assert_eq!((life.pods.len(), life.status.retry_count), (3, 1));
+}
+
+#[test]
+fn attempt_that_loses_a_node_before_it_ran_gives_the_others_up() {
+    let mut life = volcano(&[task("a", 3)], json!({}));
+    life.reconcile();
+    assert_eq!(life.pods.len(), 3);
+    for index in 0..2 {
+        life.pod("a", index).phase = PodPhase::Running;
+    }
+    life.pod("a", 2).lost = true;
+    life.homeless = Some(Slot::new("a", 2));
+    life.group.unknown = true;
+    life.reconcile();
+    assert!(life.pods.is_empty(), "{:?}", life.slots());
+    assert_eq!((life.status.retry_count, life.status.version), (0, 1));
+    life.homeless = None;
+    life.group.unknown = false;
+    life.wait(20);
+    assert_eq!(life.run(), JobPhase::Running);
+    // Once it has run, the others go on without the lost one.
+    life.pod("a", 2).lost = true;
+    life.homeless = Some(Slot::new("a", 2));
+    life.group.unknown = true;
+    life.reconcile();
+    assert_eq!(life.slots(), ["a-0", "a-1"]);
+}

@@ -175,6 +175,8 @@ pub enum JobReason {
     RestartDelayed,
     /// On a member's node there is a pod of the same id that is not this job's.
     PlaceTaken,
+    /// Some of the members that the job needs find no node: none of them starts.
+    MembersUnplaced,
     /// Members are being started.
     Starting,
     /// Enough members run.

@@ -1,0 +1,81 @@
+//! Whole gangs: a new attempt starts all members that the job needs, or none. Pure.
+//!
+//! A restart keeps the nodes of its members. If some of these are down by then, the rest must neither start nor keep
+//! their nodes: two such jobs would hold what the other needs.
+
+use std::collections::BTreeMap;
+
+use super::machine::JobRequest;
+use super::members::MemberPod;
+use super::plan::{JobObserved, JobPlan};
+use super::triggers::Trigger;
+use rcfarm_api::command::CommandAction;
+use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::spec::Slot;
+use rcfarm_api::job::status::{JobReason, JobStatus};
+
+/// Whether too few members have a node, and none has a pod.
+pub(super) fn is_short(seen: &JobObserved<'_>, members: &BTreeMap<Slot, &MemberPod>) -> bool {
+    let placed = seen.group.places.as_ref().map(BTreeMap::len);
+    members.is_empty() && placed.is_some_and(|placed| placed < seen.job.min_available as usize)
+}
+
+/// Asks for another placement of all members if too few of them have a node.
+pub(super) fn place_again(
+    seen: &JobObserved<'_>,
+    plan: &mut JobPlan,
+    members: &BTreeMap<Slot, &MemberPod>,
+) {
+    let status = &mut plan.status;
+    let is_asked = status.round > seen.group.round;
+    let is_quiet = plan.remove.is_empty() && seen.leaving.is_empty();
+    if status.state.phase.starts_members() && is_short(seen, members) && is_quiet && !is_asked {
+        status.round += 1;
+    }
+}
+
+/// Stops an attempt that has not been whole yet and cannot become so: too few members have a pod, and the others find
+/// no node. The restart counts towards no limit.
+pub(super) fn give_up(
+    seen: &JobObserved<'_>,
+    status: &JobStatus,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> Option<Trigger> {
+    let is_stuck = status.state.phase == JobPhase::Pending
+        && seen.group.unknown
+        && !members.is_empty()
+        && members.len() < seen.job.min_available as usize
+        && !was_whole(status);
+    is_stuck.then(|| {
+        let missing = missing(seen, members);
+        let (there, wanted) = (members.len(), seen.job.min_available);
+        let message = format!(
+            "{there} of {wanted} needed members have a place, and {missing} finds none: all wait for places together"
+        );
+        let ask = JobRequest::Do(CommandAction::RestartJob);
+        let mut trigger = Trigger::new(ask, JobReason::MembersUnplaced, message);
+        trigger.by_member = true;
+        trigger
+    })
+}
+
+/// First member without a pod and without a node.
+fn missing(seen: &JobObserved<'_>, members: &BTreeMap<Slot, &MemberPod>) -> String {
+    let slots = seen
+        .job
+        .tasks
+        .iter()
+        .flat_map(|task| (0..task.replicas).map(|index| Slot::new(&task.name, index)));
+    let has_place = |slot: &Slot| {
+        members.contains_key(slot)
+            || seen.group.places.as_ref().is_some_and(|places| places.contains_key(slot))
+    };
+    let mut missing = slots.filter(|slot| !has_place(slot));
+    missing.next().map_or("another one".to_owned(), |slot| slot.to_string())
+}
+
+/// Whether the job has run since it was last restarted.
+fn was_whole(status: &JobStatus) -> bool {
+    let last = |phase| status.phases.iter().rposition(|record| record.status == phase);
+    last(JobPhase::Running) > last(JobPhase::Restarting)
+}
