@@ -3,18 +3,18 @@
 //! It is JSON, so it is YAML, too. Besides the agent's fields it names job, member and attempt (`job`), so no two
 //! attempts have the same text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::frameworks::{self, Cluster, ClusterPeer, mpi};
+use super::frameworks::{self, Cluster, ClusterPeer, Variable, mpi};
 use super::plan::Create;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 pub use rcfarm_api::job::identity::PodIdentity;
 use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
 use rcfarm_api::manifest::{
-    CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
-    ProcessStanza, RestartStanza, RestartWhen,
+    CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
+    PodManifest, ProcessStanza, RestartStanza, RestartWhen,
 };
 use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
@@ -104,15 +104,8 @@ impl Placed<'_> {
         let nowhere = ClusterPeer { host: String::new(), offset: 0, assigned: None };
         let peer = |slot: &Slot| peers.get(slot).unwrap_or(&nowhere).clone();
         let cluster = Cluster { id: self.id, job: self.job, peer: &peer };
-        let mut env: BTreeMap<&str, String> =
-            container.env.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         let injected = frameworks::of(self.job.framework).environment(&cluster, &create.slot);
-        for variable in &injected {
-            let is_set = variable.is_default && env.contains_key(variable.name.as_str());
-            if variable.container.is_none_or(|only| only == container.name) && !is_set {
-                env.insert(&variable.name, variable.value.clone());
-            }
-        }
+        let variables = variables(container, injected);
         let launcher = self.job.framework == Framework::Mpi && create.slot.task == "Launcher";
         let command = match launcher {
             true => mpi::hostfile_command(&container.command),
@@ -125,17 +118,62 @@ impl Placed<'_> {
             port.map_or(health.clone(), |port| moved(health, port, own.port(port)))
         });
         let grace = task.and_then(|task| task.template.grace);
+        let env = env(variables, &command, container.cwd.as_deref(), health.as_ref());
         ProcessStanza {
             launchable_type: PROCESS.to_owned(),
             command: CommandStanza::Words(command),
             restart: Some(RestartStanza::Word(restart_of(restart))),
-            env: env.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect(),
+            env,
             cwd: container.cwd.clone(),
             health,
             grace: grace.map(|grace| format!("{}s", grace.as_secs())),
             ..ProcessStanza::default()
         }
     }
+}
+
+/// Variables of a container: the framework's first, so that the container's own may refer to them. The framework's
+/// replace the container's own of that name, unless they are defaults.
+fn variables(container: &Container, injected: Vec<Variable>) -> Vec<EnvVariable> {
+    let own: BTreeSet<&str> = container.env.iter().map(|(name, _)| name.as_str()).collect();
+    let applies = |variable: &Variable| {
+        let is_set = variable.is_default && own.contains(variable.name.as_str());
+        variable.container.as_ref().is_none_or(|only| *only == container.name) && !is_set
+    };
+    let injected = injected.into_iter().filter(applies);
+    let mut all: Vec<EnvVariable> = injected
+        .map(|variable| EnvVariable { name: variable.name, value: variable.value })
+        .collect();
+    let names: BTreeSet<String> = all.iter().map(|variable| variable.name.clone()).collect();
+    let own = container.env.iter().filter(|(name, _)| !names.contains(name));
+    all.extend(own.map(|(name, value)| EnvVariable { name: name.clone(), value: value.clone() }));
+    all
+}
+
+/// The variables as a list, which agents expand as Kubernetes does, or as a map if no text refers to a variable: agents
+/// from before know only maps.
+fn env(
+    all: Vec<EnvVariable>,
+    command: &[String],
+    cwd: Option<&str>,
+    health: Option<&HealthStanza>,
+) -> EnvStanza {
+    let exec = match health.and_then(|health| health.exec.as_ref()) {
+        Some(CommandStanza::Words(words)) => words.as_slice(),
+        _ => &[],
+    };
+    let targets = health.into_iter().flat_map(|health| [&health.http, &health.tcp]);
+    let texts = all
+        .iter()
+        .map(|variable| variable.value.as_str())
+        .chain(command.iter().chain(exec).map(String::as_str))
+        .chain(targets.flatten().map(String::as_str))
+        .chain(cwd);
+    let refers = { texts }.any(|text| text.contains('$'));
+    if refers {
+        return EnvStanza::List(all);
+    }
+    EnvStanza::Map(all.into_iter().map(|one| (one.name, one.value.into())).collect())
 }
 
 /// Directs a health check of the framework's port to the member's own port.
@@ -239,9 +277,10 @@ mod tests {
         assert_eq!(spec.resources, "cpu=2,memory=1Gi,gpu=1".parse().unwrap());
         assert_eq!(spec.limits.to_string(), "cpu=2,memory=1Gi");
         let LaunchSpec::Process(process) = &spec.launchables["pytorch"] else { panic!("{spec:?}") };
-        assert_eq!(process.command, ["python3", "t.py", "${MASTER_ADDR}"]);
-        assert_eq!((process.env["A"].as_str(), process.env["RANK"].as_str()), ("1", "2"));
-        assert_eq!(process.env["MASTER_ADDR"], "10.0.0.1");
+        assert_eq!(process.command, ["python3", "t.py", "$(MASTER_ADDR)"]);
+        let variables: BTreeMap<String, String> = process.env.list.iter().cloned().collect();
+        assert_eq!((variables["A"].as_str(), variables["RANK"].as_str()), ("1", "2"));
+        assert_eq!(variables["MASTER_ADDR"], "10.0.0.1");
         assert_eq!(process.grace.as_secs(), 30);
         let check = process.health.as_ref().unwrap();
         assert!(
@@ -337,9 +376,13 @@ mod tests {
         let pod = create.slot.pod_id(&id, PodIdFormat::Plain).unwrap();
         let manifest: Value =
             serde_json::from_str(&placed.manifest(&create, &pod, &placed.peers())).unwrap();
-        let env = &manifest["launchables"]["mpi"]["env"];
-        assert_eq!(env["I_MPI_HYDRA_BOOTSTRAP"], "slurm");
-        assert_eq!(env["OMPI_MCA_plm_rsh_agent"], "ssh");
-        assert_eq!(env["I_MPI_HYDRA_HOST_FILE"], "${POD_HOME}/hostfile", "it is written there");
+        let env = manifest["launchables"]["mpi"]["env"].as_array().unwrap();
+        let value = |name: &str| {
+            let mut named = env.iter().filter(|variable| variable["name"] == name);
+            named.next_back().unwrap()["value"].clone()
+        };
+        assert_eq!(value("I_MPI_HYDRA_BOOTSTRAP"), "slurm");
+        assert_eq!(value("OMPI_MCA_plm_rsh_agent"), "ssh");
+        assert_eq!(value("I_MPI_HYDRA_HOST_FILE"), "$(POD_HOME)/hostfile", "it is written there");
     }
 }

@@ -12,7 +12,7 @@
 //!     launchable_type: process
 //!     command: python3 -m http.server ${NODE_PORT}    # words as a shell splits them, or a list; no shell
 //!     args: [--bind, 127.0.0.1]
-//!     env: {LOG: debug}
+//!     env: {LOG: debug}             # or a list as in Kubernetes, which makes $(NAME) of ${NAME}
 //!     cwd: /srv/app                 # default: the pod's own directory
 //!     stop_signal: TERM
 //!     grace: 10s                    # from the stop signal to KILL
@@ -28,6 +28,7 @@ use serde_json::Value;
 use super::agent::health::{HealthCheck, Probe, Thresholds};
 use super::agent::restart::RestartPolicy;
 use rcfarm_api::ids::check_segment;
+use rcfarm_api::manifest::command_line::{Expansion, Variables};
 use rcfarm_api::manifest::{
     HealthStanza, LaunchableStanza, Manifest, PodManifest, ProcessDurations, ProcessStanza,
     RestartStanza, RestartWhen, plain,
@@ -65,7 +66,7 @@ pub struct ProcessSpec {
     /// Program and arguments; never empty.
     pub command: Vec<String>,
     /// Variables besides those that every pod gets.
-    pub env: BTreeMap<String, String>,
+    pub env: Variables,
     /// Working directory.
     pub cwd: Option<String>,
     /// Name of the stop signal, such as `TERM`.
@@ -112,7 +113,8 @@ fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
     let command = stanza.words().map_err(place)?;
     stanza.check().map_err(place)?;
     let durations = stanza.durations().map_err(place)?;
-    let env = stanza.variables();
+    let env = stanza.env.variables();
+    let expansion = env.expansion;
     let stop_signal = stanza.stop_signal.unwrap_or_else(|| "TERM".to_owned());
     let stop_signal = stop_signal.strip_prefix("SIG").unwrap_or(&stop_signal).to_owned();
     if !super::agent::driver::SIGNALS.iter().any(|(name, _)| *name == stop_signal) {
@@ -130,11 +132,15 @@ fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
         stop_signal,
         grace,
         restart: RestartPolicy { policy, backoff, max_backoff },
-        health: stanza.health.map(|health| check(health, durations)).transpose()?,
+        health: stanza.health.map(|health| check(health, durations, expansion)).transpose()?,
     })))
 }
 
-fn check(stanza: HealthStanza, durations: ProcessDurations) -> Result<HealthCheck, String> {
+fn check(
+    stanza: HealthStanza,
+    durations: ProcessDurations,
+    expansion: Expansion,
+) -> Result<HealthCheck, String> {
     let probe = match (stanza.http, stanza.tcp, stanza.exec) {
         (Some(url), None, None) => Probe::Http(url),
         (None, Some(address), None) => Probe::Tcp(address),
@@ -145,6 +151,7 @@ fn check(stanza: HealthStanza, durations: ProcessDurations) -> Result<HealthChec
     };
     Ok(HealthCheck {
         probe,
+        expansion,
         interval: durations.interval,
         timeout: durations.timeout,
         thresholds: Thresholds {

@@ -8,7 +8,7 @@ use super::fields::{FieldIssues, FieldReader};
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::job::spec::{Container, Restart, Template};
 use rcfarm_api::labels::Selector;
-use rcfarm_api::manifest::command_line::Expanded;
+use rcfarm_api::manifest::command_line::{Expanded, Expansion, Variables};
 use rcfarm_api::manifest::{CommandStanza, HealthStanza, LONGEST_POD, check_size, plain};
 use rcfarm_api::{FieldError, ResourceList};
 
@@ -216,7 +216,7 @@ fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container
     let ports = ports(&mut fields, issues);
     let container = Container {
         name,
-        command: command.iter().map(|word| variables(word)).collect(),
+        command,
         env: env(&mut fields, issues),
         cwd: fields.text("workingDir", issues).map(str::to_owned),
         health: health(&mut fields, &ports, issues),
@@ -252,7 +252,8 @@ fn check_sizes(path: &str, containers: &[Container], issues: &mut FieldIssues) {
     }
     let mut bytes = 0;
     for (n, container) in containers.iter().enumerate() {
-        let own = container.env.iter().cloned().collect();
+        let (list, expansion) = (container.env.clone(), Expansion::Kubernetes);
+        let own = Variables { list, expansion };
         match Expanded::of(&container.command, &own, BTreeMap::new()) {
             Ok(expanded) => bytes += expanded.bytes,
             Err(error) => issues.problem(format!("{path}[{n}].{}", error.path), error.reason()),
@@ -293,36 +294,6 @@ fn mounts(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     }
 }
 
-/// Converts Kubernetes' `$(NAME)` to the agent's `${NAME}`, and the escape `$$(NAME)`.
-fn variables(text: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    // Bytes from the last `)` to the end. What follows it is not searched again and again.
-    let unclosed = text.rfind(')').map_or(usize::MAX, |last| text.len() - last);
-    while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
-        let after = &rest[at + 1..];
-        let inner = after.strip_prefix('(').filter(|inner| inner.len() >= unclosed);
-        let name = inner.and_then(|inner| inner.split_once(')'));
-        match name {
-            _ if after.starts_with('$') => {
-                out.push('$');
-                rest = &after[1..];
-            }
-            Some((name, tail)) => {
-                out.push_str(&format!("${{{name}}}"));
-                rest = tail;
-            }
-            None => {
-                out.push('$');
-                rest = after;
-            }
-        }
-    }
-    out.push_str(rest);
-    out
-}
-
 fn env(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(String, String)> {
     let mut env = Vec::new();
     for (path, value) in fields.list("env", issues) {
@@ -333,7 +304,7 @@ fn env(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<(String, S
         }
         let from = one.object("valueFrom", issues);
         let value = match one.take("value") {
-            Some(Value::String(text)) => variables(text),
+            Some(Value::String(text)) => text.clone(),
             Some(_) => {
                 issues.problem(one.at("value"), "it must be a text; put quotes around it");
                 String::new()
@@ -353,9 +324,9 @@ fn field_value(mut from: FieldReader<'_>, issues: &mut FieldIssues) -> String {
     field.take("apiVersion");
     let path = field.text("fieldPath", issues);
     let value = match path {
-        Some("metadata.name") => "${RCFARM_POD}",
-        Some("spec.nodeName") => "${RCFARM_NODE}",
-        Some("status.podIP" | "status.hostIP") => "${RCFARM_NODE_ADDRESS}",
+        Some("metadata.name") => "$(RCFARM_POD)",
+        Some("spec.nodeName") => "$(RCFARM_NODE)",
+        Some("status.podIP" | "status.hostIP") => "$(RCFARM_NODE_ADDRESS)",
         Some(other) => {
             let why = format!(
                 "{other:?} is not known to nodes; they know metadata.name, spec.nodeName, status.podIP, status.hostIP"
@@ -493,25 +464,4 @@ fn probed(
         issues.problem(fields.at("port"), why);
     }
     port.unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variables_of_kubernetes_become_those_of_a_node() {
-        for (text, ours) in [
-            ("--master=$(MASTER_ADDR):$(MASTER_PORT)", "--master=${MASTER_ADDR}:${MASTER_PORT}"),
-            ("$$(HOME) costs 5$", "$(HOME) costs 5$"),
-            ("$(OPEN", "$(OPEN"),
-            ("${SHELL}", "${SHELL}"),
-            ("$(A)$(B", "${A}$(B"),
-            ("$(A", "$(A"),
-        ] {
-            assert_eq!(variables(text), ours);
-        }
-        let open = "$(".repeat(1_000_000);
-        assert_eq!(variables(&open), open, "in linear time");
-    }
 }

@@ -77,7 +77,7 @@ fn a_volcano_job_is_read_as_it_is() {
     let [ps, worker] = &job.tasks[..] else { panic!() };
     assert_eq!((ps.restart, worker.restart), (Restart::Never, Restart::OnFailure));
     let container = &ps.template.containers[0];
-    assert_eq!(container.command, ["sh", "-c", "echo ${VC_TASK_INDEX}"]);
+    assert_eq!(container.command, ["sh", "-c", "echo $(VC_TASK_INDEX)"]);
     assert_eq!(container.requests, "cpu=1,memory=2Gi,gpu=1".parse().unwrap());
     assert_eq!(container.limits, "cpu=2,memory=4Gi,gpu=1".parse().unwrap());
     assert_eq!(ps.template.port("tensorflow", "tfjob-port"), Some(2222));

@@ -13,7 +13,7 @@ use rcfarm_api::job::status::JobReason;
 /// Variable with the text of the host file.
 const HOSTFILE: &str = "RCFARM_MPI_HOSTFILE";
 /// Path of the host file.
-const HOSTFILE_PATH: &str = "${POD_HOME}/hostfile";
+const HOSTFILE_PATH: &str = "$(POD_HOME)/hostfile";
 
 pub(super) struct Mpi;
 

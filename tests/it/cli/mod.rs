@@ -5,6 +5,7 @@ mod capacity;
 mod dev;
 mod doctor;
 mod job;
+mod job_programs;
 mod label;
 mod meet;
 mod members;

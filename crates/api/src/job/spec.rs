@@ -269,7 +269,7 @@ impl Template {
 pub struct Container {
     /// Its name.
     pub name: String,
-    /// Program and arguments. `$(NAME)` is converted to `${NAME}`, which the node agent expands.
+    /// Program and arguments. The node agent expands `$(NAME)` as Kubernetes does.
     pub command: Vec<String>,
     /// Its environment, in order.
     pub env: Vec<(String, String)>,

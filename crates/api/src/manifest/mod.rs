@@ -24,8 +24,8 @@ use crate::{FieldError, InvalidText, ResourceList};
 pub use crate::hash::content_hash;
 pub use limits::{check_for_p2, check_known, p2_bytes};
 pub use pod::{
-    CommandStanza, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS, PodManifest,
-    ProcessStanza, RestartStanza, RestartWhen,
+    CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
+    PodManifest, ProcessStanza, RestartStanza, RestartWhen,
 };
 pub use process::{LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE};
 pub use size::{LARGEST_MANIFEST, check_size, set_largest_manifest};

@@ -9,7 +9,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::Manifest;
+use super::command_line::{Expansion, Variables};
+use super::{Manifest, plain};
 use crate::FieldError;
 
 /// The fields of a pod manifest.
@@ -76,8 +77,8 @@ pub struct ProcessStanza {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<Value>,
     /// Variables besides those that every pod gets.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, Value>,
+    #[serde(default, skip_serializing_if = "EnvStanza::is_empty")]
+    pub env: EnvStanza,
     /// Working directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
@@ -93,6 +94,56 @@ pub struct ProcessStanza {
     /// Its health check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthStanza>,
+}
+
+/// Variables of a process. The form decides how references to variables are written ([`Expansion`]), also in
+/// `command`, `args` and `health.exec`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum EnvStanza {
+    /// Values by name: `${NAME}`, which is expanded in `cwd` and the whole health check, too.
+    Map(BTreeMap<String, Value>),
+    /// A list as in Kubernetes: `$(NAME)` and its rules. A value knows the variables before it.
+    List(Vec<EnvVariable>),
+}
+
+/// One variable of a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvVariable {
+    /// Its name.
+    pub name: String,
+    /// Its value, not expanded.
+    #[serde(default)]
+    pub value: String,
+}
+
+impl Default for EnvStanza {
+    fn default() -> EnvStanza {
+        EnvStanza::Map(BTreeMap::new())
+    }
+}
+
+impl EnvStanza {
+    /// Whether it says nothing. An empty list says how references are written.
+    fn is_empty(&self) -> bool {
+        matches!(self, EnvStanza::Map(variables) if variables.is_empty())
+    }
+
+    /// The variables in the order in which they are set.
+    #[must_use]
+    pub fn variables(&self) -> Variables {
+        match self {
+            EnvStanza::Map(variables) => Variables {
+                list: variables.iter().map(|(name, value)| (name.clone(), plain(value))).collect(),
+                expansion: Expansion::Braces,
+            },
+            EnvStanza::List(variables) => Variables {
+                list: variables.iter().map(|v| (v.name.clone(), v.value.clone())).collect(),
+                expansion: Expansion::Kubernetes,
+            },
+        }
+    }
 }
 
 /// The `launchable_type` that our agents run.

@@ -84,11 +84,6 @@ impl ProcessStanza {
         Ok(words)
     }
 
-    /// The variables of the process, not expanded.
-    pub fn variables(&self) -> BTreeMap<String, String> {
-        self.env.iter().map(|(name, value)| (name.clone(), plain(value))).collect()
-    }
-
     /// Checks durations and the size of arguments and environment, as far as it does not depend on the node. Returns the
     /// size in bytes.
     ///
@@ -98,7 +93,7 @@ impl ProcessStanza {
         self.durations()?;
         // Agents report a command that cannot be split.
         let words = self.words().unwrap_or_default();
-        Expanded::of(&words, &self.variables(), BTreeMap::new()).map(|expanded| expanded.bytes)
+        Expanded::of(&words, &self.env.variables(), BTreeMap::new()).map(|expanded| expanded.bytes)
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::driver::Launch;
 use super::process::gone;
 use crate::shim::start_ticks;
-use rcfarm_api::manifest::command_line::{Expanded, LONGEST_STRING, expand};
+use rcfarm_api::manifest::command_line::{Expanded, Expansion, LONGEST_STRING, Variables};
 use rcfarm_api::node::Health;
 
 /// A health check of one process.
@@ -27,11 +27,13 @@ pub struct HealthCheck {
     pub interval: Duration,
     /// A check that takes longer is critical.
     pub timeout: Duration,
+    /// How the target refers to variables of the process.
+    pub expansion: Expansion,
     /// Results in a row that change the health.
     pub thresholds: Thresholds,
 }
 
-/// Kind and target of a check. Variables of the process's environment, as `${NAME}`, are expanded.
+/// Kind and target of a check. References to variables of the process's environment are expanded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Probe {
     /// `GET` of a URL: 2xx and 3xx are passing, 429 is a warning, anything else is critical, as in Consul.
@@ -101,11 +103,13 @@ pub async fn check(
     launch: &Launch,
     program: &Path,
 ) -> (Health, String) {
-    let env = &launch.env;
+    let (env, how) = (&launch.env, health_check.expansion);
     let result = match &health_check.probe {
-        Probe::Http(url) => timeout(health_check.timeout, http(target(url, env))).await,
-        Probe::Tcp(address) => timeout(health_check.timeout, tcp(target(address, env))).await,
-        Probe::Exec(command) => timeout(health_check.timeout, exec(command, launch, program)).await,
+        Probe::Http(url) => timeout(health_check.timeout, http(target(url, env, how))).await,
+        Probe::Tcp(address) => timeout(health_check.timeout, tcp(target(address, env, how))).await,
+        Probe::Exec(command) => {
+            timeout(health_check.timeout, exec(command, how, launch, program)).await
+        }
     };
     result.unwrap_or_else(|_| {
         (Health::Critical, format!("no answer within {:?}", health_check.timeout))
@@ -113,8 +117,13 @@ pub async fn check(
 }
 
 /// The URL or address of a check. A text that is too long is used as it stands, and the check fails.
-fn target(text: &str, env: &BTreeMap<String, String>) -> String {
-    expand(text, env, LONGEST_STRING).unwrap_or_else(|| text.to_owned())
+fn target(text: &str, env: &BTreeMap<String, String>, expansion: Expansion) -> String {
+    let expanded = match expansion {
+        Expansion::Braces => expansion.expand(text, env, LONGEST_STRING),
+        // Kubernetes expands nothing in these.
+        Expansion::Kubernetes => None,
+    };
+    expanded.unwrap_or_else(|| text.to_owned())
 }
 
 /// The client of all HTTP checks: to make one reads and parses every trusted certificate of the machine. It uses no
@@ -153,8 +162,14 @@ async fn tcp(address: String) -> (Health, String) {
     }
 }
 
-async fn exec(command: &[String], launch: &Launch, program: &Path) -> (Health, String) {
-    let words = match Expanded::of(command, &BTreeMap::new(), launch.env.clone()) {
+async fn exec(
+    command: &[String],
+    expansion: Expansion,
+    launch: &Launch,
+    program: &Path,
+) -> (Health, String) {
+    let variables = Variables { list: Vec::new(), expansion };
+    let words = match Expanded::of(command, &variables, launch.env.clone()) {
         Ok(expanded) => expanded.command,
         Err(error) => return (Health::Critical, error.to_string()),
     };
@@ -290,7 +305,13 @@ mod tests {
             let limit = Duration::from_secs(30);
             let thresholds =
                 Thresholds { passing_after: 1, critical_after: 1, restart_after: None };
-            let health_check = HealthCheck { probe, interval: limit, timeout: limit, thresholds };
+            let health_check = HealthCheck {
+                probe,
+                expansion: Expansion::Braces,
+                interval: limit,
+                timeout: limit,
+                thresholds,
+            };
             let result = check(&health_check, &Launch::default(), Path::new("/nowhere")).await;
             assert_eq!(result.0, health, "{health_check:?}");
         }

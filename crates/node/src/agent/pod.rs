@@ -17,7 +17,7 @@ use super::{AgentSettings, AtShutdown, PodPermits, cgroup, users};
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
-use rcfarm_api::manifest::command_line::{Expanded, LONGEST_STRING, expand};
+use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{ExitReason, LastExit, NodePodPhase, PodStatus, ProcessStatus};
 
@@ -323,12 +323,14 @@ impl PodTask {
         let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
             .map_err(|error| program(format!("{}: {}", error.path, error.reason())))?;
         let home = data.home(&self.id, run_as);
-        let cwd = match &process.cwd {
-            Some(cwd) => {
-                let cwd = expand(cwd, &env, LONGEST_STRING);
+        let cwd = match (&process.cwd, process.env.expansion) {
+            (Some(cwd), Expansion::Braces) => {
+                let cwd = Expansion::Braces.expand(cwd, &env, LONGEST_STRING);
                 cwd.ok_or_else(|| program("cwd: it is too long".to_owned()))?.into()
             }
-            None => home,
+            // Kubernetes expands nothing in `workingDir`.
+            (Some(cwd), Expansion::Kubernetes) => cwd.into(),
+            (None, _) => home,
         };
         Ok(Launch {
             attempt,
@@ -354,8 +356,7 @@ impl PodTask {
         data: &DataDir,
         run_as: Option<UserIds>,
     ) -> BTreeMap<String, String> {
-        let inherited = ["PATH", "HOME", "LANG", "TZ"];
-        let inherited = inherited
+        let inherited = INHERITED
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         let mut env: BTreeMap<String, String> = inherited.collect();
