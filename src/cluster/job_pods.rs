@@ -97,12 +97,21 @@ impl JobPods {
         self.by_job.contains_key(job)
     }
 
-    /// Jobs of which a pod differs between the two. A [`Mismatched`] pod is found when its job is reconciled.
+    /// Jobs of which a pod differs between the two. [`JobPods::newly_mismatched`] has the others.
     #[must_use]
     pub fn touched(old: &Self, new: &Self) -> BTreeSet<Namespaced> {
         let own = differing(&old.by_job, &new.by_job, BTreeMap::eq);
-        let unowned = new.unowned.keys().filter(|job| old.unowned.get(job) != new.unowned.get(job));
+        let unowned = differing(&old.unowned, &new.unowned, BTreeMap::eq);
         own.into_iter().chain(unowned).cloned().collect()
+    }
+
+    /// Pods that carry the uid of a job whose members they are not, by labels or name, and were not so before. The job's
+    /// name is in their manifests only.
+    #[must_use]
+    pub fn newly_mismatched<'a>(old: &'a Self, new: &'a Self) -> BTreeSet<&'a PodRef> {
+        let touched = differing(&old.mismatched, &new.mismatched, BTreeMap::eq);
+        let places = touched.into_iter().filter_map(|uid| new.mismatched.get(uid));
+        places.flat_map(BTreeMap::keys).collect()
     }
 
     pub(super) fn insert(&mut self, place: PodRef, pod: JobPod) {

@@ -6,15 +6,15 @@
 //! attempt.
 
 mod realities;
+mod removed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 pub use self::realities::Realities;
+pub use self::removed::RemovedPod;
 use super::doorbells::{self, FreshStatus, JobDoorbells};
 use super::frameworks;
 use super::members::MemberPod;
@@ -77,11 +77,21 @@ pub struct KnownPods {
     pub intents: Overlay<PodRef, Arc<Versioned<u64>>>,
     /// Pods that were read individually after the job's doorbell rang.
     pub fresh: Overlay<PodRef, FreshStatus>,
-    /// Removed pods and the time of their removal.
-    pub removed: BTreeMap<PodRef, (Slot, Instant)>,
+    /// Removed pods.
+    pub removed: BTreeMap<PodRef, RemovedPod>,
 }
 
 impl KnownPods {
+    /// A pod was removed at `index`.
+    pub fn remove(&mut self, place: PodRef, slot: Slot, index: Index, caches: &JobCaches) {
+        let intent = self.intent(&caches.nodes.intents.snapshot(), &place).map(|one| one.value);
+        let mut removed = RemovedPod::new(slot, intent);
+        removed.note_real(&place, &caches.realities.snapshot().value);
+        self.removed.insert(place.clone(), removed);
+        self.labels.wrote(place.clone(), None, index);
+        self.intents.wrote(place, None, index);
+    }
+
     /// A pod was made at `index`.
     pub fn made(&mut self, Made { place, identity, manifest }: Made, index: Index) {
         self.removed.remove(&place);
@@ -96,6 +106,11 @@ impl KnownPods {
         self.labels.forget_shown(&caches.nodes.pods.snapshot());
         self.intents.forget_shown(&caches.nodes.intents.snapshot());
         self.fresh.forget_shown(&caches.pod_states.snapshot());
+        let realities = caches.realities.snapshot();
+        self.removed.retain(|place, removed| {
+            removed.note_real(place, &realities.value);
+            removed.is_leaving(place, &realities.value, monotonic())
+        });
     }
 
     fn intent<'a>(
@@ -106,9 +121,6 @@ impl KnownPods {
         self.intents.get(intents, place, |all| all.0.get(place))
     }
 }
-
-/// A pod removed before its node reported it may still be starting there. It counts as leaving for this long.
-pub const UNSEEN: Duration = Duration::from_secs(2);
 
 /// Status of a job and record of its PodGroup, each with its ModifyIndex.
 #[derive(Debug, Clone, Default)]
@@ -292,29 +304,44 @@ impl JobCaches {
             pods.own.push(self.seen(&place, &labelled, intent, &realities.value, (known, job)));
             pods.members.insert(place, (labelled, intent.map(|intent| intent.index)));
         }
+        self.add_others(id, uid, known, &mut pods);
         let heard = |node: &NodeName| self.nodes.readiness(node) != NodeReadiness::Down;
-        for place in realities.value.by_job.get(id).into_iter().flatten() {
-            let identity =
-                realities.value.places.value(place).and_then(|real| real.identity.as_ref());
-            let Some(identity) = identity else { continue };
-            if identity.uid != uid {
-                pods.older |= heard(&place.node);
-                continue;
-            }
-            if !pods.members.contains_key(place) && heard(&place.node) {
-                *pods.leaving.entry(identity.slot.clone()).or_default() += 1;
-            }
-        }
         let now = monotonic();
-        for (place, (slot, at)) in &known.removed {
-            if now < *at + UNSEEN
-                && realities.value.places.get(place).is_none()
-                && heard(&place.node)
-            {
-                *pods.leaving.entry(slot.clone()).or_default() += 1;
+        for (place, removed) in &known.removed {
+            let is_known = realities.value.job_at(place).is_some();
+            if removed.is_leaving(place, &realities.value, now) && !is_known && heard(&place.node) {
+                *pods.leaving.entry(removed.slot.clone()).or_default() += 1;
             }
         }
         pods
+    }
+
+    /// Adds pods that nodes have and that are not labelled as the job's: leaving ones, those of older jobs, and
+    /// unlabelled ones. A pod that runs as intended under labels of its own has left the job: it is none of these.
+    fn add_others(&self, id: &Namespaced, uid: JobUid, known: &KnownPods, pods: &mut Pods) {
+        let (labels, intents) = (self.nodes.pods.snapshot(), self.nodes.intents.snapshot());
+        let realities = self.realities.snapshot();
+        for place in realities.value.by_job.get(id).into_iter().flatten() {
+            let Some(real) = realities.value.places.value(place) else { continue };
+            let Some(identity) = &real.identity else { continue };
+            if pods.members.contains_key(place)
+                || self.nodes.readiness(&place.node) == NodeReadiness::Down
+            {
+                continue;
+            }
+            let intent = known.intent(&intents, place).filter(|intent| intent.value == real.hash);
+            let is_labelled =
+                labels.value.get(place).is_some() || known.labels.pending(&labels, place).is_some();
+            match intent {
+                Some(_) if is_labelled && !pods.orphans.contains_key(place) => {}
+                Some(intent) if !is_labelled => {
+                    let found = (identity.clone(), intent.index);
+                    pods.unlabelled.insert(place.clone(), found);
+                }
+                _ if identity.uid != uid => pods.older = true,
+                _ => *pods.leaving.entry(identity.slot.clone()).or_default() += 1,
+            }
+        }
     }
 
     /// Jobs with pods on some nodes, or with members placed there.

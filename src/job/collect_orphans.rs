@@ -7,7 +7,7 @@
 use super::caches::Pods;
 use super::events;
 use super::manifest::PodIdentity;
-use super::writes::remove_ops;
+use super::writes::{remove_ops, remove_unlabelled_ops};
 use crate::cluster::commands::Pending;
 use crate::farm::kind::ControllerContext;
 use rcfarm_api::audit::{AuditRecord, Details, JobStep};
@@ -48,6 +48,14 @@ pub fn collect_orphans(
         }
         collection.ops.extend(ops);
         collection.pods.push((place.clone(), labelled.identity.clone()));
+    }
+    for (place, (identity, intent)) in &pods.unlabelled {
+        let ops = remove_unlabelled_ops(place, *intent);
+        if collection.ops.len() + ops.len() > room {
+            return collection;
+        }
+        collection.ops.extend(ops);
+        collection.pods.push((place.clone(), identity.clone()));
     }
     if !collection.pods.is_empty() || !pods.leaving.is_empty() {
         return collection;

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::caches::{JobCaches, KnownPods, Page, UNSEEN};
+use super::caches::{JobCaches, KnownPods, Page};
 use super::collect_orphans::{self, collect_orphans};
 use super::events;
 use super::failpoints;
@@ -162,7 +162,8 @@ impl JobController {
             status,
             pods: &input.pods.own,
             leaving: &input.pods.leaving,
-            orphans: input.pods.orphans.len(),
+            orphans: input.pods.orphans.len()
+                + input.pods.abandoned(input.uid, job.deleting).count(),
             older: input.pods.older,
             unowned: &input.unowned,
             mismatched: !input.pods.mismatched.is_empty(),
@@ -257,13 +258,13 @@ impl JobController {
         };
         let (record, ops) = (RecordGuard::Absent, collection.ops);
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
-            Committed::Applied(_) => {
+            Committed::Applied(index) => {
                 info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
                     "record deleted: collected its orphans");
                 // Other state is read again.
-                let now = monotonic();
-                let gone = collection.pods.into_iter().map(|(place, id)| (place, (id.slot, now)));
-                self.known.removed.extend(gone);
+                for (place, identity) in collection.pods {
+                    self.known.remove(place, identity.slot, index, &self.caches);
+                }
                 self.chain.fall_behind();
                 Ok(Action::RequeueAfter(Duration::ZERO))
             }
@@ -342,12 +343,9 @@ impl JobController {
 
     /// Records the pods after a step that was committed at `index`.
     fn record_pods(&mut self, step: PlannedStep, index: Index) {
-        let (now, known) = (monotonic(), &mut self.known);
-        known.removed.retain(|_, (_, at)| now < *at + UNSEEN);
+        let known = &mut self.known;
         for (place, slot) in step.removed {
-            known.labels.wrote(place.clone(), None, index);
-            known.intents.wrote(place.clone(), None, index);
-            known.removed.insert(place, (slot, now));
+            known.remove(place, slot, index, &self.caches);
         }
         step.released.into_iter().for_each(|place| known.labels.wrote(place, None, index));
         step.made.into_iter().for_each(|made| known.made(made, index));
@@ -366,12 +364,7 @@ impl JobController {
         let due = plan
             .wake_at
             .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO));
-        let unseen = self
-            .known
-            .removed
-            .values()
-            .map(|(_, at)| (*at + UNSEEN).saturating_duration_since(monotonic()));
-        let unseen = unseen.filter(|left| !left.is_zero()).max();
+        let unseen = self.known.removed.values().filter_map(|pod| pod.unseen(monotonic())).max();
         match [due, unseen].into_iter().flatten().min() {
             Some(pause) => Action::RequeueAfter(pause.max(Duration::from_millis(10))),
             None => Action::AwaitChange,

@@ -139,7 +139,10 @@ impl Kind for JobKind {
         let caches = self.caches.clone();
         subscriber.on_with_records(&view.pods, move |wake, old, new| {
             let (old, new) = (old.value.jobs(), new.value.jobs());
-            let jobs = JobPods::touched(old, new);
+            let mut jobs = JobPods::touched(old, new);
+            let mismatched = JobPods::newly_mismatched(old, new);
+            let realities = caches.realities.snapshot();
+            jobs.extend(caches.owners(&realities.value, mismatched.into_iter()));
             if jobs.is_empty() {
                 return;
             }

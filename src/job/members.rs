@@ -209,8 +209,7 @@ fn effective(job: &JobSpec, task: &JobTask, pod: &MemberPod) -> PodPhase {
     if again { PodPhase::Pending } else { pod.phase }
 }
 
-/// Whether a task's dependencies have enough ready members (`volcano.md` §2.1). Succeeded members count; dependencies
-/// without `minAvailable` are ready.
+/// Whether a task's dependencies have enough ready members (`volcano.md` §2.1). Succeeded members count.
 #[must_use]
 pub fn dependencies_ready(
     job: &JobSpec,
@@ -221,14 +220,20 @@ pub fn dependencies_ready(
         return true;
     }
     let mut ready = task.depends_on.iter().filter_map(|name| job.task(name)).map(|dependency| {
-        let Some(wanted) = dependency.min_available else { return true };
-        let own = members.iter().filter(|(slot, _)| slot.task == dependency.name);
-        let there = own.filter(|(_, pod)| {
-            pod.phase == PodPhase::Succeeded || pod.phase == PodPhase::Running && pod.ready
-        });
-        there.count() >= usize::try_from(wanted).unwrap_or(usize::MAX)
+        let needed = usize::try_from(dependency.needed()).unwrap_or(usize::MAX);
+        ready_members(dependency, members) >= needed
     });
     if task.any_dependency { ready.any(|ready| ready) } else { ready.all(|ready| ready) }
+}
+
+/// Number of members that have succeeded, or run and are ready.
+#[must_use]
+pub fn ready_members(task: &JobTask, members: &BTreeMap<Slot, &MemberPod>) -> usize {
+    let own = members.iter().filter(|(slot, _)| slot.task == task.name);
+    let is_ready = |pod: &MemberPod| {
+        pod.phase == PodPhase::Succeeded || pod.phase == PodPhase::Running && pod.ready
+    };
+    own.filter(|(_, pod)| is_ready(pod)).count()
 }
 
 /// Restarts by node agents that count towards `backoffLimit` (`kubeflow.md` §1.7): of running members whose restart

@@ -21,7 +21,7 @@
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
 //! | `gang` | starts of whole gangs after a restart |
-//! | `waiting` | reason and message of a job that waits |
+//! | `waiting`, `transition` | reason and message of a job that waits, and of a phase that begins |
 //! | `batched_start` | starts that need several transactions |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
@@ -49,6 +49,7 @@ pub mod pods;
 pub mod policies;
 #[cfg(test)]
 mod scenarios;
+mod transition;
 pub mod triggers;
 mod waiting;
 pub mod writes;

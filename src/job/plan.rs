@@ -14,7 +14,7 @@ use super::members::{
     publish, remember, sort,
 };
 use super::triggers::{self, Trigger};
-use super::{batched_start, gang, waiting};
+use super::{batched_start, gang, transition, waiting};
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName};
@@ -171,7 +171,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
-    let outcome = frameworks::of(seen.job.framework).outcome(seen.job, &before);
+    let outcome = frameworks::outcome_of(seen.job, &before);
     let trigger = triggers::trigger(
         &triggers::TriggerInput {
             job: seen.job,
@@ -202,14 +202,19 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
     forget_surplus(&mut plan);
     plan.collect_orphans &= seen.may_remove;
-    waiting::say_waiting(seen, &mut plan, &outcome);
+    waiting::say_waiting(seen, &mut plan, &members, &outcome);
     let holds = seen.group.exists && plan.status.members.alive();
     let wanted = matches!(
         plan.status.state.phase,
         JobPhase::Pending | JobPhase::Running | JobPhase::Restarting
     );
     let older_gone = seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
-    if if seen.group.is_foreign { older_gone } else { !wanted && !holds } {
+    // Without members it needs no place; scaled up, it gets a new group.
+    let idle = seen.job.replicas() == 0
+        && seen.pods.is_empty()
+        && seen.leaving.is_empty()
+        && plan.adopt.is_empty();
+    if if seen.group.is_foreign { older_gone } else { idle || !wanted && !holds } {
         plan.group = GroupStep::Delete;
     }
     plan.status.keep_small();
@@ -278,12 +283,15 @@ fn note_lost(
     let other_attempt = |slot: &Slot| {
         surplus.iter().any(|(pod, why)| pod.slot == *slot && *why != MemberRemoveReason::Lost)
     };
+    // It lost its uid only, and is adopted in this plan.
+    let is_adopted =
+        |slot: &Slot| seen.unowned.iter().any(|pod| pod.slot == *slot && adopts(seen, pod));
     for task in &seen.job.tasks {
         let Some(memory) = status.tasks.get_mut(&task.name) else { continue };
         let started: Vec<u32> = memory.started.iter().collect();
         for index in started {
             let slot = Slot::new(&task.name, index);
-            if members.contains_key(&slot) || other_attempt(&slot) {
+            if members.contains_key(&slot) || other_attempt(&slot) || is_adopted(&slot) {
                 continue;
             }
             memory.forget(index);
@@ -417,20 +425,8 @@ fn advance(
     let is_stopped = matches!(step.to, JobPhase::Aborting | JobPhase::Aborted);
     plan.status.suspended =
         is_stopped && (plan.status.suspended || trigger.ask == JobRequest::Suspend);
-    let (reason, message) = match trigger.ask {
-        JobRequest::Sync => (outcome.reason, outcome.message.clone()),
-        _ if step.to == JobPhase::Failed && trigger.ask != JobRequest::Fail => {
-            let message = format!("{}, and {} retries were made", trigger.message, job.max_retry);
-            (JobReason::MaxRetryReached, message)
-        }
-        _ => (trigger.reason, trigger.message.clone()),
-    };
     if step.to != phase {
-        let reason = match step.to {
-            JobPhase::Aborted if plan.status.suspended => JobReason::Suspended,
-            JobPhase::Aborted | JobPhase::Terminated => JobReason::Stopped,
-            _ => reason,
-        };
+        let (reason, message) = transition::cause(seen, plan, members, trigger, outcome, step.to);
         plan.status.enter(step.to, job.framework.kind(), reason, message, seen.now);
         match step.to {
             JobPhase::Running if plan.status.start_time.is_none() => {
@@ -493,13 +489,19 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger
     }
 }
 
+/// Whether a pod without a uid becomes a member.
+fn adopts(seen: &JobObserved<'_>, pod: &FreePod) -> bool {
+    let verdict = verdict(Reference::Nobody, true, seen.job.deleting, !pod.is_intended);
+    verdict == AdoptionVerdict::Adopt
+}
+
 /// Adopts pods with the job's labels and no uid; releases pods with its uid and other labels.
 fn adopt(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let deleting = seen.job.deleting;
     plan.release = seen.mismatched
         && verdict(Reference::Mine, false, deleting, false) == AdoptionVerdict::Release;
     for pod in seen.unowned.iter().take(seen.room) {
-        if verdict(Reference::Nobody, true, deleting, !pod.is_intended) != AdoptionVerdict::Adopt {
+        if !adopts(seen, pod) {
             continue;
         }
         let slot = pod.slot.clone();

@@ -9,7 +9,8 @@ use rcfarm_api::Index;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::RecordId;
-use rcfarm_api::job::spec::Slot;
+use rcfarm_api::job::identity::PodIdentity;
+use rcfarm_api::job::spec::{JobUid, Slot};
 
 /// Id of a job's record in the farm.
 #[must_use]
@@ -33,6 +34,9 @@ pub struct Pods {
     pub older: bool,
     /// Pods of an older job of the name.
     pub orphans: BTreeMap<PodRef, (Arc<LabelledMember>, Intended)>,
+    /// Pods that were made for a job of the name and run as intended, but whose labels were deleted: member and
+    /// ModifyIndex of the intent.
+    pub unlabelled: BTreeMap<PodRef, (PodIdentity, Index)>,
     /// Pods with the job's labels and no uid, with their intents.
     pub unowned: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
     /// Pods with the job's uid and other labels. Jobs created in one transaction share a uid.
@@ -40,6 +44,16 @@ pub struct Pods {
 }
 
 impl Pods {
+    /// Unlabelled pods that an owner removes: those of older jobs, and all once the job is deleted. Until then a pod
+    /// without labels has no owner.
+    pub fn abandoned(
+        &self,
+        uid: JobUid,
+        deleting: bool,
+    ) -> impl Iterator<Item = (&PodRef, &(PodIdentity, Index))> {
+        self.unlabelled.iter().filter(move |(_, (identity, _))| deleting || identity.uid != uid)
+    }
+
     /// Highest index per task among members with a pod, leaving ones included.
     #[must_use]
     pub fn highest(&self) -> BTreeMap<&str, u32> {

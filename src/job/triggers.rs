@@ -6,6 +6,7 @@ use super::frameworks::{AfterFailure, after_failure};
 use super::machine::JobRequest;
 use super::members::{MemberPod, past_backoff_limit, restarts_in_place};
 use super::policies::{JobEvent, PolicyDecision, answer};
+use super::transition::failed_members;
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::command::{CommandAction, Target};
@@ -81,7 +82,7 @@ pub fn trigger(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
         );
         let reason = JobReason::Suspended;
         let ask = if stopped { JobRequest::Sync } else { JobRequest::Suspend };
-        return Trigger::new(ask, reason, "its record says so");
+        return Trigger::new(ask, reason, "its record suspends it; to go on: rcfarm job resume");
     }
     if status.suspended {
         let mut resumed = Trigger::new(
@@ -196,11 +197,19 @@ fn limits(seen: &TriggerInput<'_>, status: &JobStatus) -> Option<Trigger> {
         return Some(Trigger::new(JobRequest::Fail, JobReason::DeadlineExceeded, message));
     }
     let limit = seen.job.backoff_limit?;
-    let restarts = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
-    (status.state.phase.starts_members() && past_backoff_limit(limit, restarts)).then(|| {
-        let message = format!("members were restarted {restarts} times, {limit} is the limit");
-        Trigger::new(JobRequest::Fail, JobReason::BackoffLimitExceeded, message)
-    })
+    let in_place = restarts_in_place(seen.job, seen.members);
+    // Restarts by this controller are limited before they are made.
+    if in_place == 0 || !status.state.phase.starts_members() {
+        return None;
+    }
+    let restarts = failures(status).saturating_add(in_place);
+    past_backoff_limit(limit, restarts).then(|| backoff_exceeded(limit, restarts, ""))
+}
+
+/// `failed`: the failed members; empty if they were restarted in place.
+fn backoff_exceeded(limit: u32, restarts: u32, failed: &str) -> Trigger {
+    let message = format!("members were restarted {restarts} times, {limit} is the limit{failed}");
+    Trigger::new(JobRequest::Fail, JobReason::BackoffLimitExceeded, message)
 }
 
 fn is_stopping(status: &JobStatus) -> bool {
@@ -335,33 +344,37 @@ fn note(status: &mut JobStatus, slot: Option<&Slot>, task: Option<&str>, event: 
     }
 }
 
+/// How a failed member ended.
+pub(super) fn ending(slot: &Slot, pod: &MemberPod) -> String {
+    format!("{slot} ended with {}", pod.why_failed())
+}
+
 /// Restarts failed members by their own restart policy, all at once, or fails the job.
 fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     let mut again = Vec::new();
+    let made = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
+    let mut counted = 0;
     for (slot, pod) in seen.members.iter().filter(|(_, pod)| pod.phase == PodPhase::Failed) {
         let Some(task) = seen.job.task(&slot.task) else { continue };
         match after_failure(seen.job.framework, task.restart, pod.exit_code) {
             AfterFailure::Stay => {}
             AfterFailure::FailJob => {
-                let why = pod.why_failed();
-                let message = format!("{slot} ended with {why}, which is not tried again");
+                let message = format!("{}, which is not tried again", ending(slot, pod));
                 return Trigger::new(JobRequest::Fail, JobReason::MemberFailed, message);
             }
             AfterFailure::Restart { counts } => {
                 if counts {
                     status.memory(&slot.task).failures += 1;
+                    counted += 1;
                 }
                 again.push(slot.clone());
             }
         }
     }
-    let restarts = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
     if let Some(limit) = seen.job.backoff_limit
-        && !again.is_empty()
-        && past_backoff_limit(limit, restarts)
+        && counted > limit.saturating_sub(made)
     {
-        let message = format!("members were restarted {restarts} times, {limit} is the limit");
-        return Trigger::new(JobRequest::Fail, JobReason::BackoffLimitExceeded, message);
+        return backoff_exceeded(limit, made, &failed_members(seen.members));
     }
     if again.is_empty() {
         return sync();

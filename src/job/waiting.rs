@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::document::queue_field;
 use super::frameworks::FrameworkOutcome;
-use super::members::MemberPod;
+use super::members::{MemberPod, ready_members};
 use super::plan::{JobObserved, JobPlan, waits_for_old};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::{Framework, Slot};
+use rcfarm_api::job::spec::{Framework, JobTask, Slot};
 use rcfarm_api::job::status::{JobMembers, JobReason};
 use rcfarm_api::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
 
@@ -23,20 +23,46 @@ pub fn why_waits(group: &PodGroupStatus, framework: Framework) -> Option<(String
 }
 
 /// Sets reason and message in the state while members may start.
-pub(super) fn say_waiting(seen: &JobObserved<'_>, plan: &mut JobPlan, outcome: &FrameworkOutcome) {
+pub(super) fn say_waiting(
+    seen: &JobObserved<'_>,
+    plan: &mut JobPlan,
+    members: &BTreeMap<Slot, &MemberPod>,
+    outcome: &FrameworkOutcome,
+) {
     if !plan.status.state.phase.starts_members() {
         return;
     }
-    let (reason, message) = waiting(seen, plan, outcome);
+    let (reason, message) = waiting(seen, plan, members, outcome);
     if plan.status.state.reason != reason || plan.status.state.message != message {
         (plan.status.state.reason, plan.status.state.message) = (reason, message);
     }
 }
 
-fn waiting(seen: &JobObserved<'_>, plan: &JobPlan, outcome: &FrameworkOutcome) -> (String, String) {
+/// The tasks that a task waits for, each with the number of its ready members.
+fn dependencies(
+    seen: &JobObserved<'_>,
+    task: &JobTask,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> String {
+    let all = task.depends_on.iter().filter_map(|name| seen.job.task(name)).map(|dependency| {
+        let ready = ready_members(dependency, members);
+        format!("{} ({ready} of {} ready)", dependency.name, dependency.needed())
+    });
+    all.collect::<Vec<_>>().join(if task.any_dependency { " or " } else { " and " })
+}
+
+fn waiting(
+    seen: &JobObserved<'_>,
+    plan: &JobPlan,
+    members: &BTreeMap<Slot, &MemberPod>,
+    outcome: &FrameworkOutcome,
+) -> (String, String) {
     let say = |reason: JobReason, message: String| (reason.to_string(), message);
+    if seen.job.replicas() == 0 {
+        return (outcome.reason.to_string(), outcome.message.clone());
+    }
     let running = plan.status.state.phase == JobPhase::Running;
-    if seen.group.places.is_none() && !running {
+    if seen.group.places.is_none() && (!running || seen.pods.is_empty()) {
         return seen.group.waits.clone().unwrap_or_else(|| {
             say(JobReason::WaitingForAdmission, "its group waits for the queue".to_owned())
         });
@@ -77,7 +103,7 @@ fn waiting(seen: &JobObserved<'_>, plan: &JobPlan, outcome: &FrameworkOutcome) -
     match waiting {
         Some(task) if !running => say(
             JobReason::WaitingForDependency,
-            format!("task {} waits for {}", task.name, task.depends_on.join(", ")),
+            format!("task {} waits for {}", task.name, dependencies(seen, task, members)),
         ),
         _ => (outcome.reason.to_string(), outcome.message.clone()),
     }

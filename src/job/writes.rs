@@ -143,6 +143,15 @@ pub fn remove_ops(place: &PodRef, label: Index, intent: Option<Index>) -> Vec<Op
     ops
 }
 
+/// Operations that remove a pod without labels; refused if it has got some, or if the intent changed.
+#[must_use]
+pub fn remove_unlabelled_ops(place: &PodRef, intent: Index) -> [Op; 2] {
+    [
+        Op::CheckNotExists { key: key::pod_labels(&place.node, &place.pod) },
+        Op::DeleteCas { key: key::intent(&place.node, &place.pod), index: intent },
+    ]
+}
+
 /// PodGroup that a job wants, with counts of its members. `placed`: number of members with a node; members without a
 /// pod keep their node. `pods`: surplus members keep their nodes until their pods are gone. `before`: the job's PodGroup
 /// as it stands.

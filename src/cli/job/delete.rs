@@ -20,7 +20,7 @@ use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Op, Query};
+use rcfarm_store::{Entry, Op, Query};
 
 #[derive(clap::Args)]
 pub struct JobDeleteArgs {
@@ -140,10 +140,19 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
     let mut progress = Progress::default();
     loop {
         let real = context.list(&key::realities()).await?;
+        let intents = context.list(&key::intents()).await?;
+        // A pod that is still intended was released from the job: nobody stops it.
+        let is_intended = |entry: &Entry| {
+            let place = entry.key.strip_prefix(key::realities().as_str());
+            intents.iter().any(|intent| {
+                intent.key.strip_prefix(key::intents().as_str()) == place
+                    && intent.value == entry.value
+            })
+        };
         let of_job = real
             .iter()
             .filter(|entry| identity_in(&entry.value).is_some_and(|pod| pod.job == args.job));
-        let count = of_job.count();
+        let count = of_job.filter(|entry| !is_intended(entry)).count();
         if count == 0 {
             return Ok(());
         }

@@ -85,6 +85,13 @@ impl JobController {
                 ops.extend(writes::remove_ops(place, labelled.index, *intent));
                 removed.push((place.clone(), labelled.identity.slot.clone()));
             }
+            let left = room.saturating_sub(input.pods.orphans.len());
+            let deleting = input.record.read.spec.deleting;
+            let abandoned = input.pods.abandoned(input.uid, deleting).take(left);
+            for (place, (identity, intent)) in abandoned {
+                ops.extend(writes::remove_unlabelled_ops(place, *intent));
+                removed.push((place.clone(), identity.slot.clone()));
+            }
         }
         removed
     }

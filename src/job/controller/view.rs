@@ -16,7 +16,7 @@ use crate::job::members::FreePod;
 use crate::job::plan::ObservedGroup;
 use crate::job::waiting::why_waits;
 use crate::job::{document, writes};
-use rcfarm_api::ids::NodeName;
+use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::spec::{JobUid, Slot};
 use rcfarm_api::pod_group::status::PodGroupPhase;
 use rcfarm_api::{FieldError, key};
@@ -117,6 +117,7 @@ impl JobController {
 
     /// Reads each pod that the caches lack although this controller did not remove it, and fails if it is there. ACLs
     /// may hide keys from a list, or the cache is old. A read of a single key is refused where a list omits the key.
+    /// Pods that the caches show under labels of others are not missing: the claim table decides about them.
     async fn check_missing_pods(
         &self,
         uid: JobUid,
@@ -127,6 +128,10 @@ impl JobController {
         let mut keys: Vec<Key> =
             bare.map(|pod| key::intent(&pod.place.node, &pod.place.pod)).collect();
         let status = self.chain.status();
+        let labels = self.caches.nodes.pods.snapshot();
+        let is_shown = |place: &PodRef| {
+            labels.value.get(place).is_some() || self.known.labels.pending(&labels, place).is_some()
+        };
         if status.uid == uid {
             let there: BTreeSet<&Slot> = pods.own.iter().map(|pod| &pod.slot).collect();
             let started = |slot: &Slot| {
@@ -138,7 +143,10 @@ impl JobController {
                     && !there.contains(slot)
                     && let Ok(pod) = slot.pod_id(&self.id, group.pod_ids)
                 {
-                    keys.push(key::pod_labels(node, &pod));
+                    let place = PodRef { node: node.clone(), pod };
+                    if !is_shown(&place) {
+                        keys.push(key::pod_labels(&place.node, &place.pod));
+                    }
                 }
             }
         }

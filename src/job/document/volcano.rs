@@ -130,7 +130,8 @@ fn task(n: usize, path: String, value: &Value, issues: &mut FieldIssues) -> JobT
     let mut fields = FieldReader::of(path, value, issues);
     let name = fields.text("name", issues).map_or_else(|| format!("default{n}"), str::to_owned);
     let replicas = super::replicas(&mut fields, issues).unwrap_or(0);
-    let min_available = fields.count("minAvailable", issues);
+    // The default of Volcano's webhook (`volcano.md` §6).
+    let min_available = fields.count("minAvailable", issues).unwrap_or(replicas);
     let policies = policies(&mut fields, issues);
     let max_retry = match fields.number("maxRetry", -1, issues) {
         Some(-1) => None,
@@ -152,7 +153,7 @@ fn task(n: usize, path: String, value: &Value, issues: &mut FieldIssues) -> JobT
     JobTask {
         name,
         replicas,
-        min_available,
+        min_available: Some(min_available),
         restart: own_restart.or(restart).unwrap_or(Restart::Always),
         max_retry,
         depends_on: names,

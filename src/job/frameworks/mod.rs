@@ -154,6 +154,18 @@ pub trait Operator: Send + Sync {
     fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome;
 }
 
+/// Message of a job whose replicas are 0.
+const NO_MEMBERS: &str = "its replicas are 0; raise them to start it";
+
+/// Result of the counts by the rules of the job's framework. A job without members neither ends nor fails.
+#[must_use]
+pub fn outcome_of(job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+    match job.replicas() == 0 && job.framework.is_kubeflow() {
+        true => outcome(PhaseDecision::Short, JobReason::NoMembers, NO_MEMBERS),
+        false => of(job.framework).outcome(job, counts),
+    }
+}
+
 /// Rules of a framework.
 #[must_use]
 pub fn of(framework: Framework) -> &'static dyn Operator {

@@ -185,7 +185,7 @@ fn xgboost_mpi_and_their_values() {
     let mpi = job(json!({"kind": "MPIJob", "spec": spec}));
     let env = environment(&mpi, "Launcher", 0, "");
     assert_eq!(value(&env, "RCFARM_MPI_HOSTFILE"), "j-worker-0 slots=2\nj-worker-1 slots=2\n");
-    assert_eq!(value(&env, "OMPI_MCA_orte_default_hostfile"), "${POD_HOME}/hostfile");
+    assert_eq!(value(&env, "OMPI_MCA_orte_default_hostfile"), "$(POD_HOME)/hostfile");
     assert!(environment(&mpi, "Worker", 0, "").is_empty());
     let command = mpi::hostfile_command(&["mpirun".to_owned(), "./a".to_owned()]);
     assert_eq!(command[4..], ["mpirun", "./a"]);
@@ -279,8 +279,13 @@ fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
     );
     assert_eq!(
         decide(&two, &[count("t", [0, 0, 1, 1])]),
-        (Failed, JobReason::MinAvailableMissed),
+        (Failed, JobReason::TaskMinAvailableMissed),
         "F-J12"
+    );
+    assert_eq!(
+        decide(&of(3, json!({"minAvailable": 2})), &[count("t", [0, 0, 1, 2])]),
+        (Failed, JobReason::MinAvailableMissed),
+        "F-J12, below the sum of the tasks"
     );
     let mut by_task = volcano(&[("a", 2), ("b", 2)], json!({"minAvailable": 3}));
     by_task.tasks[0].min_available = Some(2);

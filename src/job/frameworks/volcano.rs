@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use super::{
-    Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, outcome, total,
+    Cluster, Counts, FrameworkOutcome, NO_MEMBERS, Operator, Variable, everywhere, first_of,
+    outcome, total,
 };
 use super::{pytorch, tensorflow};
 use crate::job::machine::PhaseDecision;
@@ -79,7 +80,7 @@ impl Operator for Volcano {
         let replicas = job.replicas();
         let (succeeded, ended) = (members.succeeded, members.succeeded + members.failed);
         if replicas == 0 {
-            return outcome(PhaseDecision::Empty, JobReason::EnoughRunning, "there are no members");
+            return outcome(PhaseDecision::Empty, JobReason::NoMembers, NO_MEMBERS);
         }
         let of = |wanted: u32| format!("{succeeded} of {replicas} succeeded, {wanted} are needed");
         if let Some(wanted) = job.min_success.filter(|wanted| succeeded >= *wanted) {
@@ -103,6 +104,10 @@ impl Operator for Volcano {
 }
 
 fn at_the_end(job: &JobSpec, counts: &Counts<'_>, succeeded: u32) -> FrameworkOutcome {
+    let of = |wanted: u32| format!("{succeeded} succeeded, {wanted} are needed");
+    if let Some(wanted) = job.min_success {
+        return outcome(PhaseDecision::Failed, JobReason::MinSuccessMissed, of(wanted));
+    }
     let needed_by_tasks: u32 = job.tasks.iter().map(JobTask::needed).sum();
     if job.min_available >= needed_by_tasks {
         for task in &job.tasks {
@@ -113,16 +118,11 @@ fn at_the_end(job: &JobSpec, counts: &Counts<'_>, succeeded: u32) -> FrameworkOu
             }
         }
     }
-    let of = |wanted: u32| format!("{succeeded} succeeded, {wanted} are needed");
-    match job.min_success {
-        Some(wanted) => outcome(PhaseDecision::Failed, JobReason::MinSuccessMissed, of(wanted)),
-        None if succeeded >= job.min_available => {
-            outcome(PhaseDecision::Succeeded, JobReason::EnoughSucceeded, of(job.min_available))
-        }
-        None => {
-            outcome(PhaseDecision::Failed, JobReason::MinAvailableMissed, of(job.min_available))
-        }
-    }
+    let (verdict, reason) = match succeeded >= job.min_available {
+        true => (PhaseDecision::Succeeded, JobReason::EnoughSucceeded),
+        false => (PhaseDecision::Failed, JobReason::MinAvailableMissed),
+    };
+    outcome(verdict, reason, of(job.min_available))
 }
 
 fn inject_hosts(job: &JobSpec) -> bool {

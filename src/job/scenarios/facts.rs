@@ -90,7 +90,7 @@ fn f_j11_enough_succeeded_though_others_run() {
 fn f_j12_fewer_succeeded_than_the_minimum() {
     let life = stands(2, json!({}), [0, 0, 1, 1]);
     assert_eq!(life.status.state.phase, P::Failed);
-    assert_eq!(life.status.state.reason, "MinAvailableMissed");
+    assert_eq!(life.status.state.reason, "TaskMinAvailableMissed");
 }
 
 #[test]

@@ -95,17 +95,33 @@ fn kubeflow_members_restart_by_restart_policy() {
 #[test]
 fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     let mut life = tf(&[("Worker", 2, "ExitCode")], json!({"runPolicy": {"backoffLimit": 3}}));
-    for _ in 0..2 {
+    for _ in 0..3 {
         life.run();
         life.end("Worker", 0, 137);
         life.wait(600);
     }
+    let made = |life: &Scenario| life.made.iter().filter(|(slot, ..)| slot.index == 0).count();
+    assert_eq!(made(&life), 4, "three restarts, as with OnFailure");
     assert_eq!(life.run(), P::Running);
     assert_eq!(life.end("Worker", 0, 137), P::Failed);
     assert_eq!(life.status.state.reason, "BackoffLimitExceeded");
+    let message =
+        "members were restarted 3 times, 3 is the limit; worker-0 ended with exit code 137";
+    assert_eq!(life.status.state.message, message);
     assert_eq!(life.slots(), ["worker-0"], "what runs is stopped, what failed stays");
 
-    let mut lost = tf(&[("Worker", 1, "ExitCode")], json!({"runPolicy": {"backoffLimit": 0}}));
+    let limit = |limit: u32| json!({"runPolicy": {"backoffLimit": limit}});
+    for (count, made) in [(0, 1), (1, 2)] {
+        let mut life = tf(&[("Worker", 1, "ExitCode")], limit(count));
+        while life.status.state.phase != P::Failed {
+            life.run();
+            life.end("Worker", 0, 137);
+            life.wait(600);
+        }
+        assert_eq!(life.made.len(), made, "limit {count}");
+    }
+
+    let mut lost = tf(&[("Worker", 1, "ExitCode")], limit(0));
     lost.run();
     let pod = lost.pod("Worker", 0);
     (pod.phase, pod.exit_code) = (PodPhase::Failed, None);

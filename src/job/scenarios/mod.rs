@@ -1,6 +1,7 @@
 //! Runs whole lives of jobs without a store: applies plans to pods in memory, with a manual clock.
 
 mod deletion;
+mod ends;
 mod facts;
 mod kubeflow;
 mod volcano;

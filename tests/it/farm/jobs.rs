@@ -1,5 +1,6 @@
 //! Jobs from submission to end, with farms, fake nodes and users.
 
+mod claims;
 mod deletion;
 mod pod_ids;
 

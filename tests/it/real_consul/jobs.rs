@@ -161,3 +161,38 @@ async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     }
     farm.stop().await;
 }
+
+/// Lines 3 and 5 of the claim table (`kubeflow.md` §1.12).
+#[tokio::test(flavor = "multi_thread")]
+async fn members_with_edited_labels_are_adopted_or_released_and_the_job_can_be_deleted() {
+    let stage = Stage::new().await;
+    let farm = stage.cluster.farm_process("a", &[]);
+    stage.apply("j").await.ok();
+    stage.runs("j", [0, 0, 0], 0).await;
+    let labels = stage.cluster.keys(&key::labels(key::LabelKind::Pod)).await;
+    let key = labels.into_iter().find(|key| key.contains("/j-a-1")).unwrap();
+    let read = async || {
+        let entry = stage.cluster.get(&key).await.unwrap();
+        serde_json::from_str::<Value>(&entry).unwrap()
+    };
+    let mut edited = read().await;
+    let uid = edited.as_object_mut().unwrap().remove("rcfarm/job_uid").unwrap();
+    stage.cluster.put(&key, &edited.to_string()).await;
+    until("it is adopted", || async { read().await["rcfarm/job_uid"] == uid }).await;
+    stage.runs("j", [0, 0, 0], 0).await;
+
+    edited["rcfarm/job_uid"] = uid;
+    edited["volcano.sh/job-name"] = "k".into();
+    stage.cluster.put(&key, &edited.to_string()).await;
+    until("it is released", || async { read().await.get("rcfarm/job_uid").is_none() }).await;
+    until("the status says so", || async {
+        stage.job("j").await["state"]["reason"] == "PlaceTaken"
+    })
+    .await;
+    stage.cluster.run(&["job", "restart", "j"]).await.ok();
+    until("the restart", || async { stage.job("j").await["version"] == 1 }).await;
+    stage.cluster.run(&["job", "delete", "j", "--timeout", "80s"]).await.ok();
+    let intent = key.replacen("labels/pod/", "intent/", 1);
+    assert!(stage.cluster.get(&intent).await.is_some(), "the released pod goes on");
+    farm.stop().await;
+}

@@ -177,6 +177,8 @@ pub enum JobReason {
     PlaceTaken,
     /// Some of the members that the job needs find no node: none of them starts.
     MembersUnplaced,
+    /// Its replicas are 0.
+    NoMembers,
     /// Members are being started.
     Starting,
     /// Enough members run.

@@ -177,3 +177,36 @@ async fn a_job_whose_record_is_spoilt_can_be_deleted() {
     nothing_is_left(&cluster).await;
     farm.stop().await;
 }
+
+/// Their nodes had them and have ended them, so nothing is waited for: the time of all is below that of one wait for a
+/// pod that no node has shown.
+#[tokio::test(start_paused = true)]
+async fn finished_jobs_are_deleted_without_waiting() {
+    const JOBS: u32 = 75;
+    let cluster = Arc::new(Cluster::new(4).await);
+    let _nodes = nodes(&cluster, |_, _| Some(0));
+    let farm = cluster.start("a");
+    let names: Vec<String> = (0..JOBS).map(|n| format!("default/j{n}")).collect();
+    let spec = json!({"tasks": [task("w", 1)]});
+    for name in &names {
+        submit(&cluster, name, spec.clone()).await;
+    }
+    for name in &names {
+        reaches(&cluster, name, JobPhase::Completed, 60 * SECOND).await;
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    let start = tokio::time::Instant::now();
+    for name in &names {
+        let deleted =
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": spec});
+        cluster.put(key::job(&id(name)), deleted.to_string()).await;
+    }
+    within(60 * SECOND, "all are gone", || async {
+        keys(&cluster, "rcfarm/jobs/").await.is_empty()
+    })
+    .await;
+    let took = start.elapsed();
+    assert!(took < 2 * SECOND, "{took:?}");
+    nothing_is_left(&cluster).await;
+    farm.stop().await;
+}

@@ -1,0 +1,114 @@
+//! Reasons of ends, jobs without members, dependencies of tasks.
+
+use super::*;
+
+use JobPhase as P;
+
+/// Also of Kubeflow's kinds, whose masters and launchers are looked for by other rules.
+#[test]
+fn job_without_members_has_no_group_until_it_is_scaled_up() {
+    let kubeflow = tf(&[("Worker", 0, "Never")], json!({}));
+    for (mut life, phase) in
+        [(volcano(&[task("a", 0)], json!({})), P::Running), (kubeflow, P::Pending)]
+    {
+        assert_eq!(life.run(), phase);
+        assert_eq!(life.status.state.reason, "NoMembers");
+        assert!(!life.group.exists);
+    }
+    let mut life = volcano(&[task("a", 2)], json!({}));
+    life.run();
+    let replicas = |life: &mut Scenario, count: u32| {
+        life.document["spec"]["tasks"][0]["replicas"] = json!(count);
+        life.run()
+    };
+    assert_eq!(replicas(&mut life, 0), P::Running);
+    assert!(!life.group.exists && life.slots().is_empty());
+    assert_eq!(life.status.state.reason, "NoMembers");
+    life.admitted = false;
+    replicas(&mut life, 2);
+    assert!(life.group.exists);
+    assert_eq!(life.status.state.reason, "WaitingForAdmission");
+    life.admitted = true;
+    assert_eq!(replicas(&mut life, 2), P::Running);
+    assert_eq!(life.slots(), ["a-0", "a-1"]);
+}
+
+/// Volcano issue 3834: the reason of an end is what made it end, in the state and in the condition.
+#[test]
+fn end_keeps_the_policy_or_command_that_caused_it() {
+    let message = |life: &Scenario| {
+        let last = life.status.conditions.last().unwrap();
+        assert_eq!(last.message, life.status.state.message);
+        life.status.state.message.clone()
+    };
+    let mut life = volcano(&[task("a", 2)], policy("PodFailed", "TerminateJob"));
+    life.run();
+    assert_eq!(life.end("a", 0, 3), P::Terminated);
+    assert_eq!(life.status.state.reason, "Stopped");
+    assert_eq!(message(&life), "TerminateJob: PodFailed of a-0 with exit code 3");
+
+    let mut life = volcano(&[task("a", 1), task("b", 2)], policy("TaskCompleted", "CompleteJob"));
+    life.run();
+    assert_eq!(life.end("a", 0, 0), P::Completed);
+    assert_eq!(life.status.state.reason, "PolicyAction");
+    assert_eq!(message(&life), "CompleteJob: TaskCompleted of a");
+
+    let mut life = volcano(&[task("a", 2)], json!({}));
+    life.run();
+    assert_eq!(life.command(CommandAction::AbortJob, None, None), P::Aborted);
+    assert_eq!(message(&life), "AbortJob by me");
+    assert_eq!(life.command(CommandAction::TerminateJob, None, None), P::Terminated);
+    assert_eq!(message(&life), "TerminateJob by me");
+
+    let mut life = volcano(&[task("a", 2)], json!({"suspend": true}));
+    assert_eq!(life.run(), P::Aborted);
+    assert!(message(&life).contains("rcfarm job resume"));
+
+    let mut more = policy("PodFailed", "RestartJob");
+    more["maxRetry"] = json!(0);
+    let mut life = volcano(&[task("a", 2)], more);
+    life.run();
+    assert_eq!(life.end("a", 1, 9), P::Failed);
+    assert_eq!(
+        message(&life),
+        "RestartJob: PodFailed of a-1 with exit code 9, and 0 retries were made"
+    );
+
+    let mut life = volcano(&[task("a", 5)], json!({}));
+    life.run();
+    for n in 0..5 {
+        life.end("a", n, i32::try_from(n).unwrap());
+    }
+    let all = message(&life);
+    assert!(
+        all.starts_with("1 of task a succeeded, 5 are needed; a-1 ended with exit code 1; a-2")
+    );
+    assert!(all.ends_with("; and 1 more"), "{all}");
+}
+
+/// The webhook's default, as upstream's `example/task-start-dependency/job.yaml` relies on: all members of the other
+/// task, also of an elastic job, whose group needs fewer.
+#[test]
+fn dependency_without_min_available_needs_all_replicas() {
+    for more in [json!({}), json!({"minAvailable": 1})] {
+        let mut second = task("task2", 2);
+        second["dependsOn"] = json!({"name": ["task1"]});
+        let mut life = volcano(&[task("task1", 3), second], more.clone());
+        life.reconcile();
+        let needed = if more == json!({}) { 5 } else { 1 };
+        assert_eq!(life.job().min_available, needed);
+        assert_eq!(life.slots(), ["task1-0", "task1-1", "task1-2"]);
+        for index in 0..2 {
+            let pod = life.pod("task1", index);
+            (pod.phase, pod.ready) = (PodPhase::Running, true);
+        }
+        life.reconcile();
+        assert_eq!(life.slots().len(), 3);
+        if needed == 5 {
+            assert_eq!(life.status.state.reason, "WaitingForDependency");
+            assert!(life.status.state.message.contains("task1 (2 of 3 ready)"));
+        }
+        life.end("task1", 2, 0);
+        assert_eq!(life.slots().len(), 5);
+    }
+}
