@@ -16,7 +16,7 @@ use crate::rights::may_read;
 use crate::time::{IdSource, monotonic};
 use crate::watch::{PollPolicy, Transferred, TreeWatch};
 use crate::{
-    Answer, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket, TreeLister, offload,
+    Answer, Entry, Index, Prefix, PrefixLister, Query, Reader, StoreError, TokenBucket, offload,
 };
 use rcfarm_api::backoff;
 
@@ -116,7 +116,7 @@ struct SentRead {
 
 /// Cache of one Consul prefix, kept current by one blocking query and shared by all readers.
 pub struct Cache<T> {
-    lister: Arc<TreeLister>,
+    lister: Arc<PrefixLister>,
     poll_policy: PollPolicy,
     guarded: bool,
     seen: Mutex<Arc<Snapshot<T>>>,
@@ -161,7 +161,7 @@ impl<T: CacheIndex> Cache<T> {
         guarded: bool,
     ) -> Arc<Self> {
         Arc::new(Cache {
-            lister: Arc::new(TreeLister::new(reader, prefix)),
+            lister: Arc::new(PrefixLister::new(reader, prefix)),
             poll_policy,
             guarded,
             failed_until: Mutex::default(),

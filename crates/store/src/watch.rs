@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 pub use super::incremental::Transferred;
 use super::incremental::{IncrementalReader, Sizes};
 use super::{
-    Answer, Consistency, Entry, Index, Prefix, Query, Reader, StoreError, TokenBucket, TreeLister,
+    Answer, Consistency, Entry, Index, Prefix, PrefixLister, Query, Reader, StoreError, TokenBucket,
 };
 use crate::time::monotonic;
 
@@ -146,7 +146,7 @@ impl PollPolicy {
 /// A large tree may be read in parts ([`Reading`]). Each entry is then at least as new as the answer's index; some are
 /// newer.
 pub struct TreeWatch {
-    lister: Arc<TreeLister>,
+    lister: Arc<PrefixLister>,
     position: Position,
     full_every: Duration,
     confirmed: bool,
@@ -164,12 +164,12 @@ const NO_NEWS_PAUSE: Duration = Duration::from_millis(10);
 impl TreeWatch {
     /// A watch on `prefix` with a full read every `full_every`. Large trees are read in parts.
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix, full_every: Duration) -> Self {
-        let lister = Arc::new(TreeLister::new(reader, prefix));
+        let lister = Arc::new(PrefixLister::new(reader, prefix));
         Self::reading(lister, full_every, PollPolicy::PROMPT.reading)
     }
 
     /// A watch that reads large trees as `reading` says.
-    pub fn reading(lister: Arc<TreeLister>, full_every: Duration, reading: Reading) -> Self {
+    pub fn reading(lister: Arc<PrefixLister>, full_every: Duration, reading: Reading) -> Self {
         let (position, sizes) = (Position::start(monotonic(), full_every), Sizes::default());
         TreeWatch {
             lister,

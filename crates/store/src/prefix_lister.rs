@@ -14,16 +14,16 @@ const LARGE: usize = 32 * 1024 * 1024;
 ///
 /// A tree that was listed in parts has the index of its keys, which are read first. Each entry is at least as new as that
 /// index; some are newer. [`TreeWatch`](crate::watch::TreeWatch) says the same of incremental reads.
-pub struct TreeLister {
+pub struct PrefixLister {
     reader: Arc<dyn Reader>,
     prefix: Prefix,
     in_parts: AtomicBool,
 }
 
-impl TreeLister {
+impl PrefixLister {
     /// A lister of `prefix`, which lists it whole until that takes too long.
     pub fn new(reader: Arc<dyn Reader>, prefix: Prefix) -> Self {
-        TreeLister { reader, prefix, in_parts: AtomicBool::new(false) }
+        PrefixLister { reader, prefix, in_parts: AtomicBool::new(false) }
     }
 
     /// The listed prefix.
