@@ -237,6 +237,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             name: name.clone(),
             address: "127.0.0.1".to_owned(),
             http: None,
+            serves_logs: false,
             labels: BTreeMap::new(),
             capacity: ResourceList::default(),
             ports: None,

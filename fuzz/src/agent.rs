@@ -37,7 +37,7 @@ impl Driver for Processes {
         let pid = self.last.fetch_add(1, Ordering::SeqCst);
         let started_at = "2026-01-01T00:00:00Z".parse().expect("a time");
         let attempt = launch.attempt;
-        Ok(Started { attempt, pid, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })
+        Ok(Started { attempt, pid, start_ticks: 0, shim: 0, shim_ticks: 0, started_at, boot: None })
     }
 
     async fn adopt(&self, _: &Path) -> FoundProcess {
@@ -89,6 +89,7 @@ pub async fn run(input: &[u8]) {
         name: "n".parse().expect("a name"),
         address: "127.0.0.1".to_owned(),
         http: None,
+        serves_logs: false,
         labels: BTreeMap::new(),
         capacity: "cpu=4,gpu=2".parse().expect("a capacity"),
         ports: None,

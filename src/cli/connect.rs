@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use serde::{Deserialize, Deserializer};
 
+use super::dev_token;
 use super::files::read_yaml;
 use super::output::{Format, Output};
 use rcfarm_api::manifest::set_largest_manifest;
@@ -144,7 +145,10 @@ impl Global {
 
     /// The merged settings, and the prefix of all keys. Prints warnings about the settings.
     fn consul_config(&self) -> anyhow::Result<(ConsulConfig, Prefix)> {
-        let (config, root) = self.settings(|name| std::env::var(name).ok())?;
+        let (mut config, root) = self.settings(|name| std::env::var(name).ok())?;
+        if config.token.is_none() && config.token_file.is_none() {
+            config.token_file = dev_token::find(config.address.as_deref());
+        }
         config.warnings.iter().for_each(|warning| self.output().note(warning));
         Ok((config, root))
     }

@@ -4,7 +4,7 @@
 //! killed: each has a lease ([`AtShutdown::StopPods`]).
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener as PortProbe};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener as PortProbe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use tracing::warn;
 
 use super::connect::system_env;
 use super::context::CommandContext;
+use super::dev_token::DevToken;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, stop_on_signal};
 use super::files::read_yaml;
@@ -33,15 +34,15 @@ use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcStrategy, check_count};
 use rcfarm_api::{ResourceList, key};
 use rcfarm_emulator::Emulator;
-use rcfarm_emulator::serve::serve;
+use rcfarm_emulator::serve::{Access, serve_to};
 use rcfarm_node::agent::{self, Agent, AgentError, AgentSettings, AtShutdown};
 use rcfarm_node::{exec, simulated};
 use rcfarm_store::session::SessionSettings;
-use rcfarm_store::time::SystemClock;
+use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{PutMode, Store, TxnLimits};
 
 /// Default address, as of a Consul agent.
-const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
+pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
 /// Limit of open connections.
 const CONNECTIONS: usize = 1_000;
 /// Prefix of the names of simulated nodes.
@@ -70,6 +71,9 @@ pub struct DevArgs {
     /// Directory of pods and logs [default: a temporary directory, deleted at the end]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    /// Listen on an address of --http-addr that other machines reach: who reaches it reads everything
+    #[arg(long)]
+    insecure_listen: bool,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -107,20 +111,23 @@ pub(super) async fn run(
     exec::close_on_exec();
     let address = address.as_deref().unwrap_or(DEFAULT_ADDRESS);
     let address = address.strip_prefix("http://").unwrap_or(address);
+    check_address(address, args.insecure_listen).await?;
     let listener = TcpListener::bind(address).await.map_err(|error| {
         failure(
             format!("cannot listen on {address}: {error}"),
             "is a Consul agent running here? choose another address: rcfarm dev --http-addr 127.0.0.1:8501",
         )
     })?;
-    let bound = listener.local_addr()?.to_string();
+    let bound = listener.local_addr()?;
+    let token = DevToken::write(bound, IdSource::from_entropy().uuid().to_string())
+        .context("cannot store the token for writes")?;
     let store = Emulator::default();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let shutdown = CancellationToken::new();
-    tokio::spawn(serve(listener, store, CONNECTIONS));
+    tokio::spawn(serve_to(listener, store, CONNECTIONS, access(bound, &token)));
     let home = Home::make(args.data_dir.as_deref())?;
     let machines = machines(&args, &home)?;
-    let agents = start_agents(&machines, &args.capacity, &shared, &shutdown).await?;
+    let agents = start_agents(&machines, &args.capacity, &shared, &shutdown)?;
     simulate(shared.as_ref(), args.simulated).await?;
     let is_simulated: simulated::IsSimulated = |node| node.as_str().starts_with(SIMULATED);
     let clock = Arc::new(SystemClock);
@@ -129,7 +136,7 @@ pub(super) async fn run(
     let created = make_controllers(&context, &described).await?;
     let farm =
         Farm::of_all_kinds(settings(), system_env(shared), by_labels(), Arc::new(NoDiscovery));
-    print_welcome(&bound, &machines, args.simulated, &created);
+    print_welcome(&bound.to_string(), &token, &machines, args.simulated, &created);
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown.clone()).await?;
     shutdown.cancel();
@@ -139,6 +146,27 @@ pub(super) async fn run(
         }
     }
     Ok(CliExit::Ok)
+}
+
+/// Whoever may write to the store runs programs as this user, so other machines are let in on request only.
+async fn check_address(address: &str, is_insecure: bool) -> anyhow::Result<()> {
+    // An address that is none fails when it is bound.
+    let mut found = tokio::net::lookup_host(address).await.into_iter().flatten();
+    if is_insecure || found.all(|address| address.ip().is_loopback()) {
+        return Ok(());
+    }
+    Err(failure(
+        format!("other machines can reach {address}, and read everything there"),
+        "listen on 127.0.0.1, or say that you mean it with --insecure-listen",
+    ))
+}
+
+/// A loopback address answers requests for loopback's names alone: the page of another site, whose name was made to lead
+/// here, is refused.
+fn access(bound: SocketAddr, token: &DevToken) -> Access {
+    let names = ["127.0.0.1".to_owned(), "localhost".to_owned(), "::1".to_owned()];
+    let hosts = bound.ip().is_loopback().then(|| [&names[..], &[bound.ip().to_string()]].concat());
+    Access { hosts, write_token: Some(token.token.clone()) }
 }
 
 fn settings() -> FarmSettings {
@@ -215,8 +243,8 @@ fn machines(args: &DevArgs, home: &Home) -> anyhow::Result<Vec<Machine>> {
     (1..=args.nodes).map(machine).collect()
 }
 
-/// Starts an agent and a server of logs for each machine.
-async fn start_agents(
+/// Starts an agent for each machine.
+fn start_agents(
     machines: &[Machine],
     capacity: &ResourceList,
     store: &Arc<dyn Store>,
@@ -224,14 +252,11 @@ async fn start_agents(
 ) -> anyhow::Result<JoinSet<Result<(), AgentError>>> {
     let mut agents = JoinSet::new();
     for (n, machine) in (1..).zip(machines) {
-        let logs = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let http = logs.local_addr()?.to_string();
-        let (data_dir, stop) = (machine.data_dir.clone(), shutdown.clone());
-        tokio::spawn(agent::serve::serve(logs, data_dir, stop));
         let settings = AgentSettings {
             name: machine.name.clone(),
             address: Ipv4Addr::LOCALHOST.to_string(),
-            http: Some(http),
+            http: None,
+            serves_logs: true,
             labels: BTreeMap::from([("pool".into(), "dev".into()), ("zone".into(), zone(n))]),
             capacity: capacity.clone(),
             ports: Some(machine.job_ports),
@@ -304,6 +329,7 @@ async fn make_controllers(
 
 fn print_welcome(
     address: &str,
+    token: &DevToken,
     machines: &[Machine],
     simulated: u16,
     created: &[(RcId, String, i64)],
@@ -325,6 +351,11 @@ fn print_welcome(
     if address != DEFAULT_ADDRESS {
         println!("  export CONSUL_HTTP_ADDR={address}");
     }
+    // This program finds it by itself.
+    println!(
+        "  export CONSUL_HTTP_TOKEN_FILE={}   # for writes by other tools",
+        token.path.display()
+    );
     let pod = created.first().map_or("sleeper", |(_, pod, _)| pod);
     if created.is_empty() {
         println!(

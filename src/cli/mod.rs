@@ -12,6 +12,7 @@ mod connect;
 mod context;
 mod demo_server;
 mod dev;
+mod dev_token;
 mod doctor;
 mod failure;
 mod farm;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::connect::DaemonClients;
 use super::failure::{CliExit, failure};
@@ -19,8 +19,10 @@ use rcfarm_api::labels::{check_label_key, check_label_value};
 use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
+use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
 use rcfarm_node::agent::users::ANY_BUT_ROOT;
-use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, PodPermits, serve};
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, PodPermits};
+use rcfarm_node::http::HttpListener;
 use rcfarm_node::{exec, shim};
 use rcfarm_store::TxnLimits;
 
@@ -47,9 +49,12 @@ pub struct NodeRunArgs {
     /// Host name or IP address of the node's pods [default: the node's name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
-    /// Serve the pods' logs on this address, for `rcfarm pod logs`; without authentication
+    /// Serve /healthz on this address, and the pods' logs to those who have the token of --http-token-file
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
+    /// File with the token that reads the pods' logs over --http, of 16 bytes or more
+    #[arg(long, value_name = "FILE", requires = "http")]
+    http_token_file: Option<PathBuf>,
     /// User that manifests may name in run_as: a name, uid or uid:gid, or * for all but root; may be repeated
     #[arg(long, default_value = ANY_BUT_ROOT, value_name = "USER")]
     allow_user: Vec<String>,
@@ -95,11 +100,24 @@ pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Re
     let shutdown = CancellationToken::new();
     info!(node = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
         capacity = %settings.capacity, data_dir = %settings.data_dir.display(), "starting");
-    if let Some(address) = &settings.http {
+    if let Some(address) = &args.http {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen on {address} (--http)"))?;
-        tokio::spawn(serve::serve(listener, settings.data_dir.clone(), shutdown.clone()));
+        let access = match args.http_token_file.clone() {
+            Some(path) => {
+                serve::read_token(&path)
+                    .map_err(|why| failure(why, "make one: head -c 24 /dev/urandom | base64"))?;
+                LogAccess::Token(path)
+            }
+            None => {
+                warn!(alert = true, "logs are not served on --http: there is no --http-token-file");
+                LogAccess::Nobody
+            }
+        };
+        let (node, data_dir) = (settings.name.clone(), settings.data_dir.clone());
+        let server = LogServer { node, data_dir, access };
+        tokio::spawn(server.run(HttpListener::Tcp(listener), shutdown.clone()));
     }
     let agent = Agent::new(settings, clients.env()?, Arc::new(own_driver()?));
     tokio::spawn(stop_on_signal(shutdown.clone()));
@@ -145,7 +163,8 @@ impl NodeRunArgs {
         Ok(AgentSettings {
             name: self.name.clone(),
             address: self.address.clone().unwrap_or_else(|| self.name.to_string()),
-            http: self.http.clone(),
+            http: self.http.clone().filter(|_| self.http_token_file.is_some()),
+            serves_logs: true,
             labels: BTreeMap::from_iter(self.labels.clone()),
             capacity: self.capacity.clone(),
             ports: self.ports.0,

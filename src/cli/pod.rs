@@ -1,12 +1,15 @@
 //! `rcfarm pod …`.
 
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
 use futures_util::StreamExt;
-use reqwest::redirect::Policy;
 use serde::Serialize;
+use tokio::net::{TcpStream, UnixStream};
 
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
@@ -20,6 +23,8 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_api::pod_group::pod_ids::without_hash;
+use rcfarm_node::agent::serve::read_token;
+use rcfarm_node::http;
 
 /// Pods: what nodes run, and how it is
 #[derive(clap::Subcommand)]
@@ -65,6 +70,9 @@ pub struct PodLogsArgs {
     /// Number of last lines to begin with; 0: the whole log
     #[arg(long, default_value_t = 100)]
     pub(super) lines: usize,
+    /// File with the token of agents that serve logs on the network
+    #[arg(long, env = "RCFARM_LOG_TOKEN_FILE", value_name = "FILE")]
+    pub(super) log_token_file: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -237,31 +245,70 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
     let Row { pod, node, .. } = find(context, &args.which).await?;
     let entry = context.get(&key::node(&node)).await?;
     let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
-    let Some(address) = record.http else {
-        return Err(failure(
-            format!("the agent of {node} does not serve logs"),
-            format!("start it with --http HOST:PORT, or look on {node} below its data directory"),
-        ));
-    };
-    let mut url =
-        format!("http://{address}/pods/{pod}/log?lines={}&follow={}", args.lines, args.follow);
+    let mut path =
+        format!("/pods/{pod}/log?node={node}&lines={}&follow={}", args.lines, args.follow);
     if let Some(launchable) = &args.launchable {
         rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
-        url.push_str(&format!("&launchable={launchable}"));
+        path.push_str(&format!("&launchable={launchable}"));
     }
-    let client = reqwest::Client::builder().no_proxy().redirect(Policy::none()).build()?;
-    let answer = client.get(&url).send().await.map_err(|error| {
-        failure(format!("{node} does not answer on {address}: {error}"), "does its agent run?")
-    })?;
-    if !answer.status().is_success() {
-        let why = answer.text().await.unwrap_or_default();
-        return Err(failure(why.trim().to_owned(), "see what there is: rcfarm pod get"));
+    let answer = request(&node, &record, &path, args.log_token_file.as_deref()).await?;
+    let status = answer.status();
+    let mut news = answer.into_body().into_data_stream();
+    if !status.is_success() {
+        let mut why = Vec::new();
+        while let Some(Ok(chunk)) = news.next().await {
+            why.extend_from_slice(&chunk);
+        }
+        let hint = match status {
+            StatusCode::UNAUTHORIZED => "give the token with --log-token-file",
+            _ => "see what there is: rcfarm pod get",
+        };
+        return Err(failure(String::from_utf8_lossy(&why).trim().to_owned(), hint));
     }
-    let mut news = answer.bytes_stream();
     while let Some(chunk) = news.next().await {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&chunk.context("the log broke off")?)?;
         stdout.flush()?;
     }
     Ok(CliExit::Ok)
+}
+
+/// Asks the agent of a node: over its socket if this is its machine, else over the network.
+async fn request(
+    node: &NodeName,
+    record: &NodeRecord,
+    path: &str,
+    token_file: Option<&Path>,
+) -> anyhow::Result<Response<Body>> {
+    let mut hint = format!(
+        "run this on {node} as its agent's user, or start the agent with --http and --http-token-file"
+    );
+    if let Some(socket) = &record.log_socket {
+        match UnixStream::connect(socket).await {
+            Ok(stream) => {
+                let answer = http::get(stream, "localhost", path, None).await?;
+                // Another node's agent has a socket of this name.
+                if answer.status() != StatusCode::MISDIRECTED_REQUEST {
+                    return Ok(answer);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                hint = format!("{socket} is for the agent's user: run this as that user");
+            }
+            // This is another machine, or the agent does not run.
+            Err(_) => {}
+        }
+    }
+    let Some(address) = &record.http else {
+        return Err(failure(format!("the agent of {node} serves logs on its own machine"), hint));
+    };
+    let token = token_file.map(read_token).transpose();
+    let token = token.map_err(|why| failure(why, "name another file with --log-token-file"))?;
+    let answer = async {
+        let stream = TcpStream::connect(address).await?;
+        http::get(stream, address, path, token.as_deref()).await
+    };
+    answer.await.map_err(|error| {
+        failure(format!("{node} does not answer on {address}: {error}"), "does its agent run?")
+    })
 }

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::farm::FarmReport;
 use crate::farm::metrics::{FarmMetrics, OfKind};
+use rcfarm_node::http::{HttpLimits, HttpListener};
 use rcfarm_store::session::Heartbeats;
 
 /// Returns the number of requests to Consul since the start, by kind.
@@ -48,14 +49,7 @@ impl Shown {
 }
 
 /// Serves until `shutdown`.
-///
-/// # Errors
-/// Fails if the listener does.
-pub async fn serve(
-    listener: TcpListener,
-    shown: Shown,
-    shutdown: CancellationToken,
-) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, shown: Shown, shutdown: CancellationToken) {
     let app = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -65,7 +59,8 @@ pub async fn serve(
             (StatusCode::NOT_FOUND, "try /healthz, /readyz, /metrics or /status\n")
         })
         .with_state(shown);
-    axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    let limits = HttpLimits::default();
+    rcfarm_node::http::serve(HttpListener::Tcp(listener), app, limits, shutdown).await;
 }
 
 /// Ready means that the farm holds a session, so it can claim records and write.

@@ -60,6 +60,12 @@ pub fn since_boot() -> u64 {
     part(now.tv_sec) * 1_000 + part(now.tv_nsec) / 1_000_000
 }
 
+/// Id of this boot of the machine.
+pub fn boot_id() -> Option<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
 /// Start time of a process, in clock ticks since boot. `None` if the process is gone or a zombie.
 pub fn start_ticks(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -109,6 +115,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
         shim: own,
         shim_ticks: start_ticks(own).unwrap_or_default(),
         started_at: SystemClock.wall(),
+        boot: boot_id(),
     };
     // Only the next agent reads `running.json`, and the lock keeps it from a second start. If the disk is full, the
     // record is written later.

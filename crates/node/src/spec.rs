@@ -31,7 +31,7 @@ use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::command_line::{Expansion, Variables};
 use rcfarm_api::manifest::{
     HealthStanza, LaunchableStanza, Manifest, PodManifest, ProcessDurations, ProcessStanza,
-    RestartStanza, RestartWhen, plain,
+    RestartStanza, RestartWhen, check_launchable_name, plain,
 };
 use rcfarm_api::{FieldError, ResourceList};
 
@@ -76,6 +76,8 @@ pub struct ProcessSpec {
     pub restart: RestartPolicy,
     /// Health check; `None`: it is healthy while it runs.
     pub health: Option<HealthCheck>,
+    /// Whether a pause before a restart was extended.
+    pub has_short_pause: bool,
 }
 
 impl PodSpec {
@@ -90,7 +92,9 @@ impl PodSpec {
         for (name, stanza) in fields.launchables {
             check_segment(&name).map_err(|error| FieldError::from(error).below("launchables"))?;
             let launchable = match stanza {
-                LaunchableStanza::Process(stanza) => process(*stanza),
+                LaunchableStanza::Process(stanza) => check_launchable_name(&name)
+                    .map_err(|error| error.problem)
+                    .and_then(|()| process(*stanza)),
                 LaunchableStanza::Unfit(_, why) => Err(why),
             };
             let launchable = launchable
@@ -113,6 +117,7 @@ fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
     let command = stanza.words().map_err(place)?;
     stanza.check().map_err(place)?;
     let durations = stanza.durations().map_err(place)?;
+    let has_short_pause = stanza.has_short_pause();
     let env = stanza.env.variables();
     let expansion = env.expansion;
     let stop_signal = stanza.stop_signal.unwrap_or_else(|| "TERM".to_owned());
@@ -133,6 +138,7 @@ fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
         grace,
         restart: RestartPolicy { policy, backoff, max_backoff },
         health: stanza.health.map(|health| check(health, durations, expansion)).transpose()?,
+        has_short_pause,
     })))
 }
 

@@ -17,7 +17,15 @@ pub struct FakeDriver;
 impl Driver for FakeDriver {
     async fn start(&self, _: &Path, launch: &Launch) -> Result<Started, StartFailure> {
         let (attempt, started_at) = (launch.attempt, SystemClock.wall());
-        Ok(Started { attempt, pid: 0, start_ticks: 0, shim: 0, shim_ticks: 0, started_at })
+        Ok(Started {
+            attempt,
+            pid: 0,
+            start_ticks: 0,
+            shim: 0,
+            shim_ticks: 0,
+            started_at,
+            boot: None,
+        })
     }
 
     async fn adopt(&self, _: &Path) -> FoundProcess {

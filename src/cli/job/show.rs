@@ -261,6 +261,9 @@ pub struct JobLogsArgs {
     /// Number of last lines to begin with; 0: the whole log
     #[arg(long, default_value_t = 100)]
     lines: usize,
+    /// File with the token of agents that serve logs on the network
+    #[arg(long, env = "RCFARM_LOG_TOKEN_FILE", value_name = "FILE")]
+    log_token_file: Option<std::path::PathBuf>,
 }
 
 pub(super) async fn logs(context: &CommandContext, args: JobLogsArgs) -> anyhow::Result<CliExit> {
@@ -278,8 +281,9 @@ pub(super) async fn logs(context: &CommandContext, args: JobLogsArgs) -> anyhow:
     match (pods.pop(), names.len()) {
         (Some(pod), 1) => {
             let which = WhichArgs { pod: pod.place.pod, node: Some(pod.place.node) };
-            let JobLogsArgs { container: launchable, follow, lines, .. } = args;
-            pod::logs(context, &PodLogsArgs { which, launchable, follow, lines }).await
+            let JobLogsArgs { container: launchable, follow, lines, log_token_file, .. } = args;
+            let args = PodLogsArgs { which, launchable, follow, lines, log_token_file };
+            pod::logs(context, &args).await
         }
         (None, _) => {
             let hint = format!("see its pods: rcfarm job tree {}", args.job);

@@ -184,3 +184,45 @@ async fn a_port_that_is_taken_is_said() {
     let ran = program("127.0.0.1:0", dir.path()).run(&arguments).await;
     assert!(ran.failed().contains("--first-port"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_sites_other_machines_and_writers_without_token_are_refused() {
+    let dev = Dev::start().await;
+    let address = &dev.process.address;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let url = format!("http://{address}/v1/kv/intent/node-1/x");
+    let put = async |host: &str, token: &str| {
+        let request = client.put(&url).header("host", host).header("x-consul-token", token);
+        request.body("id: x").send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(put(address, "").await, 403, "no token");
+    assert_eq!(put("evil.example", "").await, 403);
+    let read = client.get(format!("http://{address}/v1/kv/?keys"));
+    assert_eq!(read.send().await.unwrap().status().as_u16(), 200);
+    let read = client.get(format!("http://{address}/v1/kv/?keys")).header("host", "evil.example");
+    assert_eq!(read.send().await.unwrap().status().as_u16(), 403, "a page of another site");
+
+    // The program finds the token by itself, and other tools in the file.
+    dev.run(&["label", "set", "node", "node-1", "rack=7"]).await.ok();
+    let port = address.rsplit_once(':').unwrap().1;
+    let own = std::fs::metadata("/proc/self/fd").unwrap();
+    let uid = std::os::unix::fs::MetadataExt::uid(&own);
+    let dir = std::path::PathBuf::from(format!("/tmp/rcfarm-dev-{uid}"));
+    let entries = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap());
+    let mut files = entries
+        .filter(|entry| entry.file_name().to_str().unwrap().starts_with(&format!("{port}-")));
+    let file = files.next().unwrap().path();
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let token = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(put(address, &token).await, 200);
+    assert_eq!(put("evil.example", &token).await, 403);
+
+    let open = program("0.0.0.0:0", dev.dir.path()).run(&["dev", "--nodes", "1"]).await.failed();
+    assert!(open.contains("--insecure-listen"), "{open}");
+    let mut dev = dev;
+    dev.process.signal("TERM");
+    assert!(in_time("its end", dev.process.child.wait()).await.unwrap().success());
+    assert!(!file.exists(), "the token goes with its server");
+}

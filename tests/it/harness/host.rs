@@ -44,6 +44,7 @@ impl Host {
             name: name.parse().unwrap(),
             address: "127.0.0.1".to_owned(),
             http: None,
+            serves_logs: true,
             labels: BTreeMap::from([("pool".to_owned(), "test".to_owned())]),
             capacity: "cpu=4,gpu=2".parse().unwrap(),
             ports: None,

@@ -4,6 +4,7 @@ mod adoption;
 mod devices;
 mod health;
 mod hostile;
+mod logs;
 mod owners;
 mod pods;
 mod single_instance;

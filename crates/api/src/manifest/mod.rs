@@ -27,7 +27,9 @@ pub use pod::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
     PodManifest, ProcessStanza, RestartStanza, RestartWhen,
 };
-pub use process::{LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE};
+pub use process::{
+    LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE, check_launchable_name,
+};
 pub use size::{LARGEST_MANIFEST, check_size, set_largest_manifest};
 
 /// A pod manifest with the text that it was read from. Cheap to clone.

@@ -48,7 +48,37 @@ pub fn duration(path: &str, text: Option<&str>, default: Duration) -> Result<Dur
     }
 }
 
+/// Refuses names of launchables that the agent's own files have.
+///
+/// # Errors
+/// [`FieldError`] at the name.
+pub fn check_launchable_name(name: &str) -> Result<(), FieldError> {
+    let is_taken = matches!(name, "pod.json" | "config.yaml")
+        || name.ends_with(".log")
+        || name.ends_with(".new")
+        || name.contains(".log.");
+    match is_taken {
+        true => Err(FieldError::new(
+            name,
+            "the agent has a file of this name",
+            "choose another name for the launchable",
+        )),
+        false => Ok(()),
+    }
+}
+
 impl ProcessStanza {
+    /// Whether a pause before a restart is shorter than [`SHORTEST_RESTART_PAUSE`], and so extended to it.
+    #[must_use]
+    pub fn has_short_pause(&self) -> bool {
+        let Some(RestartStanza::Whole { backoff, max_backoff, .. }) = &self.restart else {
+            return false;
+        };
+        [backoff, max_backoff].into_iter().flatten().any(|text| {
+            humantime::parse_duration(text).is_ok_and(|pause| pause < SHORTEST_RESTART_PAUSE)
+        })
+    }
+
     /// The durations of the process.
     ///
     /// # Errors
@@ -141,7 +171,11 @@ impl PodManifest {
         for (name, launchable) in &self.launchables {
             if let LaunchableStanza::Process(stanza) = launchable {
                 let path = format!("launchables.{}", cut(name, LONGEST_NAME));
-                bytes += stanza.check().or_else(|error| failed(error.below(&path)))?;
+                let checked = match check_launchable_name(name) {
+                    Ok(()) => stanza.check().map_err(|error| error.below(&path)),
+                    Err(error) => Err(error.below("launchables")),
+                };
+                bytes += checked.or_else(&failed)?;
             }
             if bytes > LONGEST_POD {
                 let problem = format!(
@@ -196,6 +230,29 @@ mod tests {
         let durations = stanza.durations().unwrap();
         assert_eq!(durations.backoff, SHORTEST_RESTART_PAUSE);
         assert_eq!(durations.max_backoff, SHORTEST_RESTART_PAUSE);
+        assert!(stanza.has_short_pause());
+        assert!(!ProcessStanza::default().has_short_pause());
+    }
+
+    #[test]
+    fn names_of_the_agents_files_are_refused() {
+        for (name, is_legal) in [
+            ("pod.json", false),
+            ("config.yaml", false),
+            ("x.log", false),
+            ("x.log.1", false),
+            ("pod.new", false),
+            ("x.logger", true),
+            ("config", true),
+        ] {
+            assert_eq!(check_launchable_name(name).is_ok(), is_legal, "{name}");
+            let text = format!(
+                "id: a\nlaunchables: {{{name}: {{launchable_type: process, command: x}}}}\n"
+            );
+            let manifest = Manifest::parse(&text).unwrap();
+            let checked = PodManifest::read(&manifest).unwrap().check_processes();
+            assert_eq!(checked.is_ok(), is_legal, "{name}: {checked:?}");
+        }
     }
 
     #[test]

@@ -17,9 +17,12 @@ pub struct NodeRecord {
     /// Address of its pods: a host name or an IP address.
     #[serde(default)]
     pub address: String,
-    /// Address of its agent's HTTP server for pods and logs, as `host:port`; `None`: there is none.
+    /// Address of its agent's HTTP server for logs, as `host:port`; `None`: there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
+    /// Unix socket of its agent's server for logs, on the node itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_socket: Option<String>,
     /// Labels that the agent was started with. It sets them on the node and removes them again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

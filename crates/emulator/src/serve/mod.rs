@@ -4,6 +4,7 @@
 //! Every answer has the header `X-Rcfarm-Embedded: 1`, which a real Consul does not send. A request for something that is
 //! not modelled is refused with a text that says so.
 
+mod access;
 mod agent;
 mod answer;
 mod body;
@@ -17,6 +18,7 @@ mod txn;
 
 use std::convert::Infallible;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -31,6 +33,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::Emulator;
+pub use access::Access;
 use answer::moved;
 use parsed_request::ParsedRequest;
 use refusal::{HttpRefusal, text};
@@ -43,6 +46,17 @@ pub const CONSULS_CONNECTIONS: usize = 200;
 ///
 /// At most `connections` are open at once, of all clients together. An error of one connection affects no other.
 pub async fn serve(listener: TcpListener, consul: Emulator, connections: usize) -> Infallible {
+    serve_to(listener, consul, connections, Access::default()).await
+}
+
+/// As [`serve`], to those whom `access` permits.
+pub async fn serve_to(
+    listener: TcpListener,
+    consul: Emulator,
+    connections: usize,
+    access: Access,
+) -> Infallible {
+    let access = Arc::new(access);
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
@@ -50,7 +64,7 @@ pub async fn serve(listener: TcpListener, consul: Emulator, connections: usize) 
             Some(_) = open.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) if open.len() < connections => {
-                    open.spawn(connection(stream, consul.clone()));
+                    open.spawn(connection(stream, consul.clone(), access.clone()));
                 }
                 Ok(_) => {}
                 Err(error) => accept_failed(&error).await,
@@ -66,11 +80,16 @@ async fn accept_failed(error: &io::Error) {
 }
 
 /// Serves one connection until either side closes it. (`axum::serve` would write header names in lower case.)
-async fn connection(stream: TcpStream, consul: Emulator) {
+async fn connection(stream: TcpStream, consul: Emulator, access: Arc<Access>) {
     let _ = stream.set_nodelay(true);
     let answer = move |request: Request| {
-        let consul = consul.clone();
-        async move { respond(&consul, request).await }
+        let (consul, access) = (consul.clone(), access.clone());
+        async move {
+            match access.check(&request) {
+                Ok(()) => respond(&consul, request).await,
+                Err(refusal) => refusal.into_response(),
+            }
+        }
     };
     let service = TowerToHyperService::new(Router::new().fallback(answer));
     let mut http = http1::Builder::new();

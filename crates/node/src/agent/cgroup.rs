@@ -63,11 +63,22 @@ fn make_below(mount: &Path, pod: &PodId, limits: &ResourceList) -> Result<PathBu
     Ok(group)
 }
 
-/// Removes a pod's cgroup. Does nothing if there is none or it still has processes.
+/// Removes the cgroup of a pod that has ended, if there is one. What is left in it, such as a process that left its
+/// group with `setsid`, is killed.
 pub fn remove(pod: &PodId) {
     if let Some(mount) = mount() {
-        let _ = fs::remove_dir(mount.join("rcfarm.slice").join(pod.as_str()));
+        remove_below(&mount, pod);
     }
+}
+
+fn remove_below(mount: &Path, pod: &PodId) {
+    let group = mount.join("rcfarm.slice").join(pod.as_str());
+    if fs::remove_dir(&group).is_ok() || !group.is_dir() {
+        return;
+    }
+    let _ = fs::write(group.join("cgroup.kill"), "1");
+    // While the processes end it stays, and the pod's next launch uses it again.
+    let _ = fs::remove_dir(&group);
 }
 
 #[cfg(test)]
@@ -93,6 +104,8 @@ mod tests {
         }
         assert_eq!(read("rcfarm.slice/web/cgroup.subtree_control"), None, "it has processes");
 
+        remove_below(root, &pod);
+        assert_eq!(read("rcfarm.slice/web/cgroup.kill").unwrap(), "1", "it is not empty");
         let other: PodId = "small".parse().unwrap();
         make_below(root, &other, &"cpu=50m".parse().unwrap()).unwrap();
         assert_eq!(read("rcfarm.slice/small/cpu.max").unwrap(), "5000 100000");

@@ -70,6 +70,9 @@ pub struct Started {
     pub shim_ticks: u64,
     /// When it was started.
     pub started_at: Timestamp,
+    /// The machine's boot in which it was started: pids and ticks of another one mean nothing. `None` in older records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
 }
 
 /// How a process ended.

@@ -5,7 +5,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 /// Size in bytes above which a log is rotated.
 pub const MAX_BYTES: u64 = 10 * 1024 * 1024;
@@ -36,39 +39,51 @@ pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The last `lines` lines of a log (0: all of it), and the byte offset where they end.
+/// Furthest that [`tail`] looks back, in bytes.
+const LONGEST_TAIL: u64 = 64 * 1024 * 1024;
+
+/// Opens a log for reading. The pod may have put something else at its path: a link is not followed, a pipe is not waited
+/// for, and nothing but a file is read.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
+}
+
+/// The byte offsets at which the last `lines` lines of a log (0: all of it) begin and end. Of more than 64 MiB only the
+/// last are searched.
 ///
 /// # Errors
 /// Fails if the log cannot be read.
-pub fn tail(path: &Path, lines: usize) -> io::Result<(Vec<u8>, u64)> {
+pub fn tail(path: &Path, lines: usize) -> io::Result<(u64, u64)> {
     const CHUNK: u64 = 64 * 1024;
-    let mut file = File::open(path)?;
+    let mut file = open(path)?;
     let end = file.metadata()?.len();
-    let mut start = end;
-    let mut found = Vec::new();
-    while start > 0 {
-        let from = if lines == 0 { 0 } else { start.saturating_sub(CHUNK) };
-        let mut chunk = vec![0; usize::try_from(start - from).unwrap_or(usize::MAX)];
+    if lines == 0 {
+        return Ok((0, end));
+    }
+    let first = end.saturating_sub(LONGEST_TAIL);
+    let (mut start, mut breaks) = (end, 0);
+    let mut chunk = Vec::new();
+    while start > first {
+        let from = start.saturating_sub(CHUNK).max(first);
+        chunk.resize(usize::try_from(start - from).unwrap_or(usize::MAX), 0);
         file.seek(SeekFrom::Start(from))?;
         file.read_exact(&mut chunk)?;
-        chunk.extend_from_slice(&found);
-        found = chunk;
-        start = from;
-        if lines > 0
-            && let Some(at) = last_lines(&found, lines)
-        {
-            found.drain(..at);
-            break;
+        // A break at the end of the log begins no line.
+        for after in (from + 1..=start).rev().filter(|after| *after != end) {
+            let byte = usize::try_from(after - from - 1).ok().and_then(|n| chunk.get(n));
+            breaks += usize::from(byte == Some(&b'\n'));
+            if breaks == lines {
+                return Ok((after, end));
+            }
         }
+        start = from;
     }
-    Ok((found, end))
-}
-
-/// Offset at which the last `lines` lines begin; `None` if there are not more than that.
-fn last_lines(text: &[u8], lines: usize) -> Option<usize> {
-    let body = text.strip_suffix(b"\n").unwrap_or(text);
-    let breaks = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
-    breaks.map(|(at, _)| at + 1).nth(lines - 1)
+    Ok((first, end))
 }
 
 /// Output after the byte offset `from`, at most 1 MiB, and the offset where it ends. A log that is shorter than `from`
@@ -78,7 +93,7 @@ fn last_lines(text: &[u8], lines: usize) -> Option<usize> {
 /// Fails if the log cannot be read.
 pub fn since(path: &Path, from: u64) -> io::Result<(Vec<u8>, u64)> {
     const AT_ONCE: u64 = 1024 * 1024;
-    let mut file = File::open(path)?;
+    let mut file = open(path)?;
     let from = if file.metadata()?.len() < from { 0 } else { from };
     file.seek(SeekFrom::Start(from))?;
     let mut output = Vec::new();
@@ -129,8 +144,9 @@ mod tests {
             fs::write(&path, &text).unwrap();
             let all: Vec<&str> = text.split_inclusive('\n').collect();
             let from = if lines == 0 { 0 } else { all.len().saturating_sub(lines) };
-            let (found, end) = tail(&path, lines).unwrap();
-            prop_assert_eq!(String::from_utf8(found).unwrap(), all[from..].concat());
+            let (start, end) = tail(&path, lines).unwrap();
+            let start = usize::try_from(start).unwrap();
+            prop_assert_eq!(&text[start..], all[from..].concat());
             prop_assert_eq!(end, text.len() as u64);
         }
     }

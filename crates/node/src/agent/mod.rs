@@ -80,6 +80,8 @@ pub struct AgentSettings {
     pub address: String,
     /// `host:port` of the agent's log server, as others reach it.
     pub http: Option<String>,
+    /// Whether it serves logs on a socket in its data directory.
+    pub serves_logs: bool,
     /// Labels that the agent sets on the node.
     pub labels: BTreeMap<String, String>,
     /// Resources of the node.

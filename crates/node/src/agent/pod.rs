@@ -306,6 +306,9 @@ impl PodTask {
                 }
             },
         };
+        if process.has_short_pause {
+            self.notes.push(format!("{name}: restart: pauses under 100ms count as 100ms"));
+        }
         for (device, count) in spec.resources.devices() {
             if count > 0 && !self.intended.devices.contains_key(device) {
                 self.notes.push(format!(

@@ -199,6 +199,7 @@ impl AgentPresence {
         NodeRecord {
             address: settings.address.clone(),
             http: settings.http.clone(),
+            log_socket: settings.serves_logs.then(|| self.data.log_socket().display().to_string()),
             labels: settings.labels.clone(),
             capacity: settings.capacity.clone(),
             ports: settings.ports,

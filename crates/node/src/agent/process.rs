@@ -16,16 +16,17 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
+use tracing::warn;
 
 use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started, signal};
 use super::health::{self, HealthCheck};
 use super::state;
-use crate::shim::{ShimMessage, start_ticks};
+use crate::shim::{ShimMessage, boot_id, start_ticks};
 use rcfarm_api::node::Health;
 use rcfarm_store::time::{Clock, SystemClock};
 
-/// How long a start waits for the shim's message.
-const SHIM_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval of warnings while a start waits for the shim's message.
+const SHIM_WARNING: Duration = Duration::from_secs(30);
 /// Interval of polls where the kernel has no pidfd, and while a shim writes its record.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of polls for the record of a shim: 2 s in all.
@@ -105,11 +106,22 @@ impl Driver for ProcessDriver {
             .spawn()
             .map_err(|error| format!("{} cannot be started: {error}", self.program.display()))?;
         let stdout = shim.stdout.take().expect("stdout is piped");
-        let mut line = String::new();
-        let read = timeout(SHIM_TIMEOUT, BufReader::new(stdout).read_line(&mut line)).await;
+        let (mut line, mut reader) = (String::new(), BufReader::new(stdout));
+        let read = {
+            // Without limit: a process that is given up here may start all the same, and would run unwatched.
+            let mut reading = std::pin::pin!(reader.read_line(&mut line));
+            loop {
+                match timeout(SHIM_WARNING, &mut reading).await {
+                    Ok(read) => break read,
+                    Err(_) => {
+                        warn!(dir = %dir.display(), "a start takes long: the shim has not answered")
+                    }
+                }
+            }
+        };
         // Tokio reaps the child when it ends.
         drop(shim);
-        if !matches!(read, Ok(Ok(_))) {
+        if read.is_err() {
             return Err("the shim did not answer".into());
         }
         match serde_json::from_str(&line) {
@@ -136,8 +148,10 @@ impl Driver for ProcessDriver {
             let exit = state::read::<ProcessExit>(&dir.join("exit.json"));
             return exit.map_or(FoundProcess::Nothing, FoundProcess::Exited);
         };
-        if is_alive(running.shim, running.shim_ticks) || is_alive(running.pid, running.start_ticks)
-        {
+        let is_of_this_boot = running.boot.is_none() || running.boot == boot_id();
+        let is_alive = is_alive(running.shim, running.shim_ticks)
+            || is_alive(running.pid, running.start_ticks);
+        if is_of_this_boot && is_alive {
             return FoundProcess::Running(running);
         }
         let lost = || ProcessExit {
@@ -175,5 +189,59 @@ impl Driver for ProcessDriver {
 
     async fn check_health(&self, health_check: &HealthCheck, launch: &Launch) -> (Health, String) {
         health::check(health_check, launch, &self.program).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn of_this_process() -> Started {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let ticks = start_ticks(pid).unwrap();
+        Started {
+            attempt: 1,
+            pid,
+            start_ticks: ticks,
+            shim: pid,
+            shim_ticks: ticks,
+            started_at: SystemClock.wall(),
+            boot: boot_id(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_of_an_earlier_boot_is_not_adopted() {
+        let dir = tempfile::tempdir().unwrap();
+        let driver = ProcessDriver::new("/nowhere".into());
+        let running = of_this_process();
+        for (boot, is_adopted) in
+            [(running.boot.clone(), true), (None, true), (Some("another".to_owned()), false)]
+        {
+            let running = Started { boot, ..running.clone() };
+            state::write(&dir.path().join("running.json"), &running).unwrap();
+            let found = driver.adopt(dir.path()).await;
+            assert_eq!(found == FoundProcess::Running(running.clone()), is_adopted, "{found:?}");
+        }
+    }
+
+    /// In virtual time, which passes at once while the shim does nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_start_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("shim");
+        let message = serde_json::to_string(&ShimMessage::Running(of_this_process())).unwrap();
+        std::fs::write(&program, format!("#!/bin/sh\nsleep 0.2\necho '{message}'\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let started = ProcessDriver::new(program).start(dir.path(), &Launch::default()).await;
+        assert_eq!(
+            started,
+            Ok(of_this_process()).map(|running| Started {
+                started_at: started.as_ref().unwrap().started_at,
+                ..running
+            })
+        );
     }
 }

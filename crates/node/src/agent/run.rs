@@ -20,7 +20,7 @@ use super::presence::AgentPresence;
 use super::reporter::Reporter;
 use super::state::DataDir;
 use super::tasks::Tasks;
-use super::{AgentSettings, AtShutdown};
+use super::{AgentSettings, AtShutdown, serve};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::key;
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -69,6 +69,8 @@ impl Agent {
         let data = Arc::new(DataDir::open(&self.settings.data_dir).map_err(AgentError::DataDir)?);
         let (events, events_in) = unbounded_channel();
         let Agent { settings, env, driver } = self;
+        // Dropped with the agent.
+        let _logs = serve::on_socket(&settings, &data);
         let reporter = Reporter::new(env.clone(), settings.clone(), data.clone(), events.clone());
         let (tasks, by_id) = (Tasks::default(), BTreeMap::new());
         let mut agent = AgentLoop {

@@ -1,30 +1,64 @@
-//! HTTP server of the agent: `GET /pods/<pod>/log` for `rcfarm pod logs`, and `GET /healthz`.
+//! Logs of pods over HTTP, for `rcfarm pod logs`: `GET /pods/<pod>/log`, and `GET /healthz`.
 //!
-//! There is no authentication: bind the address to a network that only operators can reach.
+//! The agent serves them on a socket in its data directory, which its user alone may use. On the network they need a
+//! token. A request may name the node that it is meant for, because data directories of machines have equal names.
 
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Path as UrlPath, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+use tokio::net::UnixListener;
+use tokio::task::spawn_blocking;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::warn;
 
+use super::AgentSettings;
 use super::logs::{since, tail};
-use rcfarm_api::ids::{PodId, check_segment};
+use super::state::DataDir;
+use crate::http::{HttpLimits, HttpListener, serve};
+use rcfarm_api::ids::{NodeName, PodId, check_segment};
 
 /// Interval of reads of a followed log.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
+/// Shortest token, in bytes.
+const SHORTEST_TOKEN: usize = 16;
+
+/// Who may read logs.
+#[derive(Debug, Clone)]
+pub enum LogAccess {
+    /// Everybody who can connect.
+    Connected,
+    /// Who sends the token in this file, as `Authorization: Bearer TOKEN`. It is read at each request.
+    Token(PathBuf),
+    /// Nobody: only `/healthz` is served.
+    Nobody,
+}
+
+/// A server of logs.
+#[derive(Debug, Clone)]
+pub struct LogServer {
+    /// The node whose logs these are.
+    pub node: NodeName,
+    /// Its data directory.
+    pub data_dir: PathBuf,
+    pub access: LogAccess,
+}
 
 #[derive(Deserialize)]
 struct LogQuery {
+    /// The node that is meant.
+    node: Option<String>,
     /// Required if the pod has several.
     launchable: Option<String>,
     /// The last lines to return; 0: the whole log.
@@ -34,89 +68,183 @@ struct LogQuery {
     follow: bool,
 }
 
-/// Serves until `shutdown`.
-///
-/// # Errors
-/// Fails if the listener does.
-pub async fn serve(
-    listener: TcpListener,
-    data_dir: PathBuf,
-    shutdown: CancellationToken,
-) -> std::io::Result<()> {
-    let app = Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/pods/{pod}/log", get(log))
-        .fallback(|| async { (StatusCode::NOT_FOUND, "try /healthz or /pods/<pod>/log\n") })
-        .with_state(Arc::new(data_dir));
-    axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
+/// Why a log is not served.
+type Refusal = (StatusCode, String);
+
+impl LogServer {
+    /// Serves until `shutdown`.
+    pub async fn run(self, listener: HttpListener, shutdown: CancellationToken) {
+        let app = Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/pods/{pod}/log", get(log))
+            .fallback(|| async { (StatusCode::NOT_FOUND, "try /healthz or /pods/<pod>/log\n") })
+            .with_state(Arc::new(self));
+        serve(listener, app, HttpLimits::default(), shutdown).await;
+    }
+
+    fn permits(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let token = match &self.access {
+            LogAccess::Connected => return Ok(()),
+            LogAccess::Token(path) => read_token(path),
+            LogAccess::Nobody => Err("logs need --http-token-file here".to_owned()),
+        };
+        let token = token.map_err(|why| (StatusCode::UNAUTHORIZED, why))?;
+        let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        match given.and_then(|given| given.strip_prefix(b"Bearer ")) {
+            Some(given) if is_equal(given, token.as_bytes()) => Ok(()),
+            _ => Err((StatusCode::UNAUTHORIZED, "logs need this node's token".to_owned())),
+        }
+    }
+
+    /// The file with a log, and the part of it that was asked for.
+    fn find(&self, pod: &str, query: &LogQuery) -> Result<(PathBuf, u64, u64), Refusal> {
+        if query.node.as_deref().is_some_and(|node| node != self.node.as_str()) {
+            let why = format!("this is the agent of {}", self.node);
+            return Err((StatusCode::MISDIRECTED_REQUEST, why));
+        }
+        // Pod and launchable become parts of a path, so both are validated.
+        let bad = |why| (StatusCode::BAD_REQUEST, why);
+        let pod: PodId = pod.parse().map_err(|_| bad(format!("{pod:?} is no pod id")))?;
+        let home = self.data_dir.join("pods").join(pod.as_str());
+        let name = match &query.launchable {
+            Some(name) if check_segment(name).is_ok() => name.clone(),
+            Some(name) => return Err(bad(format!("{name:?} is no launchable name"))),
+            None => match logs_of(&home).as_slice() {
+                [one] => one.clone(),
+                [] => {
+                    return Err((StatusCode::NOT_FOUND, format!("this node has no log of {pod}")));
+                }
+                many => {
+                    let names = many.join(", ");
+                    return Err(bad(format!("{pod} has several launchables, choose one: {names}")));
+                }
+            },
+        };
+        let path = home.join(format!("{name}.log"));
+        let (start, end) = tail(&path, query.lines).map_err(|error| {
+            (StatusCode::NOT_FOUND, format!("the log of {pod}/{name} cannot be read: {error}"))
+        })?;
+        Ok((path, start, end))
+    }
 }
 
-fn refuse(status: StatusCode, why: String) -> Response {
-    (status, format!("{why}\n")).into_response()
+/// Binds the socket of an agent. Its user alone may connect.
+fn bind_socket(path: &Path) -> io::Result<HttpListener> {
+    // It is the last agent's: this one holds the lock of the data directory.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(HttpListener::Unix(listener))
+}
+
+/// Serves the logs of an agent on its socket until the guard is dropped.
+pub(super) fn on_socket(settings: &AgentSettings, data: &DataDir) -> Option<DropGuard> {
+    settings.serves_logs.then_some(())?;
+    let path = data.log_socket();
+    let listener = match bind_socket(&path) {
+        Ok(listener) => listener,
+        Err(error) => {
+            warn!(%error, socket = %path.display(), "logs are not served on this machine");
+            return None;
+        }
+    };
+    let (node, data_dir) = (settings.name.clone(), data.root().to_owned());
+    let shutdown = CancellationToken::new();
+    let server = LogServer { node, data_dir, access: LogAccess::Connected };
+    tokio::spawn(server.run(listener, shutdown.clone()));
+    Some(shutdown.drop_guard())
+}
+
+/// Reads the token of a file.
+///
+/// # Errors
+/// Text: it cannot be read, or is too short.
+pub fn read_token(path: &Path) -> Result<String, String> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("the token in {} cannot be read: {error}", path.display()))?;
+    let token = text.trim();
+    match token.len() >= SHORTEST_TOKEN {
+        true => Ok(token.to_owned()),
+        false => Err(format!("{} needs a token of {SHORTEST_TOKEN} bytes or more", path.display())),
+    }
+}
+
+/// Compares in a time that depends on the lengths alone.
+fn is_equal(a: &[u8], b: &[u8]) -> bool {
+    let differ = a.iter().zip(b).fold(0, |differ, (a, b)| std::hint::black_box(differ | (a ^ b)));
+    a.len() == b.len() && differ == 0
+}
+
+async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let read = spawn_blocking(read).await;
+    read.unwrap_or_else(|error| Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
 }
 
 async fn log(
-    State(data_dir): State<Arc<PathBuf>>,
-    Path(pod): Path<String>,
+    State(server): State<Arc<LogServer>>,
+    UrlPath(pod): UrlPath<String>,
     Query(query): Query<LogQuery>,
+    headers: HeaderMap,
 ) -> Response {
-    // Pod and launchable become parts of a path, so both are validated.
-    let Ok(pod) = pod.parse::<PodId>() else {
-        return refuse(StatusCode::BAD_REQUEST, format!("{pod:?} is no pod id"));
-    };
-    let home = data_dir.join("pods").join(pod.as_str());
-    let logs = logs_of(&home);
-    let name = match &query.launchable {
-        Some(name) if check_segment(name).is_ok() => name.clone(),
-        Some(name) => {
-            return refuse(StatusCode::BAD_REQUEST, format!("{name:?} is no launchable name"));
-        }
-        None => match logs.as_slice() {
-            [one] => one.clone(),
-            [] => return refuse(StatusCode::NOT_FOUND, format!("this node has no log of {pod}")),
-            many => {
-                let why = format!("{pod} has several launchables, choose one: {}", many.join(", "));
-                return refuse(StatusCode::BAD_REQUEST, why);
-            }
-        },
-    };
-    let path = home.join(format!("{name}.log"));
-    let (first, end) = match tail(&path, query.lines) {
-        Ok(read) => read,
-        Err(error) => {
-            let why = format!("the log of {pod}/{name} cannot be read: {error}");
-            return refuse(StatusCode::NOT_FOUND, why);
-        }
-    };
-    if !query.follow {
-        return Body::from(first).into_response();
-    }
-    let body = stream::unfold((path, end, Some(first)), |(path, mut end, first)| async move {
-        if let Some(first) = first.filter(|first| !first.is_empty()) {
-            return Some((Ok::<_, std::io::Error>(Bytes::from(first)), (path, end, None)));
-        }
-        loop {
-            tokio::time::sleep(FOLLOW_INTERVAL).await;
-            match since(&path, end) {
-                Ok((added, new_end)) => {
-                    end = new_end;
-                    if !added.is_empty() {
-                        return Some((Ok(Bytes::from(added)), (path, end, None)));
-                    }
-                }
-                // The pod was removed.
-                Err(_) => return None,
-            }
-        }
+    let follow = query.follow;
+    let found = blocking(move || {
+        server.permits(&headers)?;
+        server.find(&pod, &query)
     });
-    Body::from_stream(body).into_response()
+    match found.await {
+        Ok((path, start, end)) => body(path, start, (!follow).then_some(end)).into_response(),
+        Err((status, why)) => (status, format!("{why}\n")).into_response(),
+    }
 }
 
-fn logs_of(home: &std::path::Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(home) else { return Vec::new() };
+/// A log from `start` to `end`; without an end it is followed until the pod is removed.
+fn body(path: PathBuf, start: u64, end: Option<u64>) -> Body {
+    Body::from_stream(stream::unfold((path, start), move |(path, mut at)| async move {
+        loop {
+            if end.is_some_and(|end| at >= end) {
+                return None;
+            }
+            let file = path.clone();
+            let (mut read, next) = spawn_blocking(move || since(&file, at)).await.ok()?.ok()?;
+            if let Some(end) = end {
+                let rest = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
+                read.truncate(rest);
+            }
+            at = next;
+            match (read.is_empty(), end) {
+                (false, _) => return Some((Ok::<_, io::Error>(Bytes::from(read)), (path, at))),
+                // It was truncated meanwhile.
+                (true, Some(_)) => return None,
+                (true, None) => tokio::time::sleep(FOLLOW_INTERVAL).await,
+            }
+        }
+    }))
+}
+
+fn logs_of(home: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(home) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut logs: Vec<String> =
         names.filter_map(|name| Some(name.strip_suffix(".log")?.to_owned())).collect();
     logs.sort();
     logs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_equal_in_length_and_bytes() {
+        for (a, b, equal) in
+            [("abc", "abc", true), ("abc", "abd", false), ("ab", "abc", false), ("", "", true)]
+        {
+            assert_eq!(is_equal(a.as_bytes(), b.as_bytes()), equal, "{a} {b}");
+        }
+    }
 }

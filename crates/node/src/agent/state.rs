@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `lock` | held by the agent: one per directory |
 //! | `agent.json` | [`Memory`]: the last sessions, to be ended by the next agent |
+//! | `agent.sock` | where the agent serves logs to its user |
 //! | `lease` | until when the node may count as alive, in milliseconds since boot |
 //! | `pods/<pod>/pod.json` | [`StoredPod`]: what was last intended |
 //! | `pods/<pod>/config.yaml` | its configuration |
@@ -85,6 +86,12 @@ impl DataDir {
         Ok(DataDir { root, memory: Mutex::default(), _lock: lock })
     }
 
+    /// The directory itself.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Directory of a pod.
     #[must_use]
     pub fn pod(&self, pod: &PodId) -> PathBuf {
@@ -146,6 +153,12 @@ impl DataDir {
     #[must_use]
     pub fn lease(&self) -> PathBuf {
         self.root.join("lease")
+    }
+
+    /// The socket on which the agent serves logs.
+    #[must_use]
+    pub fn log_socket(&self) -> PathBuf {
+        self.root.join("agent.sock")
     }
 
     /// Reads the memory of the previous agent.

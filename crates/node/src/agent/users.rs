@@ -24,6 +24,11 @@ impl Default for PodPermits {
     }
 }
 
+/// The user of this process.
+pub fn own_uid() -> u32 {
+    geteuid().as_raw()
+}
+
 /// User and group ids.
 pub type UserIds = (u32, u32);
 

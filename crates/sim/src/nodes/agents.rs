@@ -130,6 +130,7 @@ impl Agents {
             name: node.clone(),
             address: format!("{node}.sim"),
             http: None,
+            serves_logs: false,
             labels: BTreeMap::new(),
             capacity: host.capacity.clone(),
             ports: None,

@@ -235,7 +235,8 @@ impl SimMachine {
         let pid = if fails { 0 } else { state.last_pid };
         let ticks = u64::from(pid.unsigned_abs());
         let (shim, start_ticks, shim_ticks) = (pid, ticks, ticks);
-        let started = Started { attempt, pid, start_ticks, shim, shim_ticks, started_at };
+        let started =
+            Started { attempt, pid, start_ticks, shim, shim_ticks, started_at, boot: None };
         let (manifest, since) = (manifest.into(), now - self.start);
         let exit_code = fails.then_some(-1);
         let run = ProcessRun { launchable, pid, manifest, since, exit_code };

@@ -1,0 +1,161 @@
+//! HTTP of daemons: a server that limits what its clients can hold open, and requests to it.
+//!
+//! A client that sends its request slowly would otherwise keep a descriptor of the daemon, and a few hundred of them all.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use hyper1::server::conn::http1;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+/// What clients of a server may hold open.
+#[derive(Debug, Clone, Copy)]
+pub struct HttpLimits {
+    /// Connections at once. Further ones wait.
+    pub connections: usize,
+    /// Time for the head of a request. A connection serves one request.
+    pub head: Duration,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        HttpLimits { connections: 64, head: Duration::from_secs(5) }
+    }
+}
+
+/// Where a server listens.
+#[derive(Debug)]
+pub enum HttpListener {
+    /// On an address.
+    Tcp(TcpListener),
+    /// On a path of this machine.
+    Unix(UnixListener),
+}
+
+/// A connection of either kind.
+trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
+
+impl HttpListener {
+    async fn accept(&self) -> io::Result<Box<dyn Connection>> {
+        Ok(match self {
+            HttpListener::Tcp(listener) => Box::new(listener.accept().await?.0),
+            HttpListener::Unix(listener) => Box::new(listener.accept().await?.0),
+        })
+    }
+}
+
+/// Serves until `shutdown`, which also closes the connections.
+pub async fn serve(
+    listener: HttpListener,
+    app: Router,
+    limits: HttpLimits,
+    shutdown: CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let mut open = JoinSet::new();
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return,
+            Some(_) = open.join_next() => {}
+            (place, accepted) = accepted => match accepted {
+                Ok(stream) => {
+                    let app = app.clone();
+                    open.spawn(async move {
+                        connection(stream, app, limits).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    warn!(%error, "a connection cannot be accepted");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            },
+        }
+    }
+}
+
+async fn connection(stream: Box<dyn Connection>, app: Router, limits: HttpLimits) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head).keep_alive(false);
+    let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    if let Err(error) = served.await {
+        debug!(%error, "connection ended");
+    }
+}
+
+/// Sends `GET path` over a connection. It follows no redirect.
+///
+/// # Errors
+/// The path or token is none, or the connection broke.
+pub async fn get(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    host: &str,
+    path: &str,
+    token: Option<&str>,
+) -> io::Result<Response<Body>> {
+    let mut request = Request::get(path).header(header::HOST, host);
+    if let Some(token) = token {
+        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::empty()).map_err(io::Error::other)?;
+    let handshake = hyper1::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(io::Error::other)?;
+    tokio::spawn(connection);
+    let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+    Ok(answer.map(Body::new))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get as on_get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn half_open_requests_are_closed_and_do_not_keep_others_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limits = HttpLimits { connections: 2, head: Duration::from_millis(200) };
+        let app = Router::new().route("/", on_get(|| async { "ok" }));
+        let shutdown = CancellationToken::new();
+        let served = serve(HttpListener::Tcp(listener), app, limits, shutdown.clone());
+        let served = tokio::spawn(served);
+        let mut slow = Vec::new();
+        for _ in 0..8 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nX-A: ").await.unwrap();
+            slow.push(stream);
+        }
+        let stream = TcpStream::connect(address).await.unwrap();
+        let answer = get(stream, "x", "/", None).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        for mut stream in slow {
+            let mut answer = Vec::new();
+            // Closed without an answer, or with 408.
+            let _ = stream.read_to_end(&mut answer).await;
+            assert!(!answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
+        }
+        shutdown.cancel();
+        served.await.unwrap();
+    }
+}
