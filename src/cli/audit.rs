@@ -1,6 +1,7 @@
 //! `rcfarm audit …`: the audit log.
 //!
-//! Keys read: the audit log, the records of controllers, pods' labels, allocations. Keys written: `prune` adds a
+//! Keys read: the audit log, the records of controllers, pods' labels, allocations. Keys written: `acknowledge` adds
+//! records; `prune` adds a
 //! checkpoint to the log and then deletes older records. Farms and commands append records. A crash of `prune` between
 //! the two leaves more records than necessary; the next `prune` deletes them.
 
@@ -19,9 +20,10 @@ use crate::placement::capacity::OrphanedAllocation;
 use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{
-    Actual, AuditRecord, Details, Difference, Logged, compare, fold, prune_plan,
+    Actual, AuditRecord, ChangeAcknowledged, Details, Difference, Folded, Logged, compare, fold,
+    prune_plan,
 };
-use rcfarm_api::ids::{NodeName, RcId};
+use rcfarm_api::ids::{Namespaced, NodeName, QueueName, RcId};
 use rcfarm_api::key::{self, Key, LabelKind};
 use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_store::audit_op;
@@ -35,6 +37,8 @@ pub enum AuditCommand {
     List(AuditListArgs),
     /// Fold the log and compare it with the state; exit code 2 when they differ
     Verify,
+    /// Accept what was changed without a record: by p2's programs, or by hand
+    Acknowledge(AcknowledgeArgs),
     /// Delete old records, keeping what the rest stands for
     Prune(PruneArgs),
 }
@@ -47,9 +51,28 @@ pub struct AuditListArgs {
     /// Only records of this controller: its id, an unambiguous beginning of it, or its pod's id
     #[arg(long, value_name = "RC")]
     rc: Option<String>,
+    /// Only records of this job, as in team-a/mnist
+    #[arg(long, value_name = "NS/NAME")]
+    job: Option<Namespaced>,
+    /// Only records of this queue
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<QueueName>,
+    /// Only records that name this node
+    #[arg(long, value_name = "NODE")]
+    node: Option<NodeName>,
     /// Then print new records as they come
     #[arg(short, long)]
     follow: bool,
+}
+
+#[derive(clap::Args)]
+pub struct AcknowledgeArgs {
+    /// Only this controller: its whole id, an unambiguous beginning of it, or its pod's id
+    #[arg(long, value_name = "RC")]
+    rc: Option<String>,
+    /// Only print what would be accepted
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(clap::Args)]
@@ -72,6 +95,7 @@ pub(super) async fn run(
     match command {
         AuditCommand::List(args) => list(context, &args).await,
         AuditCommand::Verify => verify(context).await,
+        AuditCommand::Acknowledge(args) => acknowledge(context, &args).await,
         AuditCommand::Prune(args) => prune(context, &args).await,
     }
 }
@@ -80,6 +104,45 @@ pub(super) async fn run(
 struct Filter {
     since: Option<Timestamp>,
     rc: Option<RcId>,
+    job: Option<Namespaced>,
+    queue: Option<QueueName>,
+    node: Option<NodeName>,
+}
+
+/// Whether the details name this job.
+fn is_of_job(details: &Details, job: &Namespaced) -> bool {
+    match details {
+        Details::JobStep(d) => d.job == *job,
+        Details::JobChanged(d) => d.job == *job,
+        Details::GroupsOrdered(d) => d.groups.iter().any(|group| group.group == *job),
+        _ => false,
+    }
+}
+
+/// Whether the details name this queue.
+fn is_of_queue(details: &Details, queue: &QueueName) -> bool {
+    match details {
+        Details::QueueCreated(d) | Details::QueueChanged(d) | Details::QueueDeleted(d) => {
+            d.queue == *queue
+        }
+        Details::GroupsOrdered(d) => {
+            d.groups.iter().any(|group| group.queue.as_ref() == Some(queue))
+        }
+        _ => false,
+    }
+}
+
+/// Whether a text among the details is the node, or ends in `@node` as members of jobs do.
+fn names_node(details: &serde_json::Value, node: &NodeName) -> bool {
+    match details {
+        serde_json::Value::String(text) => {
+            text == node.as_str()
+                || text.rsplit_once('@').is_some_and(|(_, at)| at == node.as_str())
+        }
+        serde_json::Value::Array(all) => all.iter().any(|value| names_node(value, node)),
+        serde_json::Value::Object(all) => all.values().any(|value| names_node(value, node)),
+        _ => false,
+    }
 }
 
 impl Filter {
@@ -88,6 +151,14 @@ impl Filter {
             && self.rc.is_none_or(|rc| {
                 record.details().ok().and_then(|details| details.controller()) == Some(rc)
             })
+            && self
+                .job
+                .as_ref()
+                .is_none_or(|job| record.details().is_ok_and(|details| is_of_job(&details, job)))
+            && self.queue.as_ref().is_none_or(|queue| {
+                record.details().is_ok_and(|details| is_of_queue(&details, queue))
+            })
+            && self.node.as_ref().is_none_or(|node| names_node(&record.event_details, node))
     }
 }
 
@@ -96,7 +167,9 @@ async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
         Some(since) => Some(context.now().checked_sub(since)?),
         None => None,
     };
-    let filter = Filter { since, rc: controller(context, args.rc.as_deref()).await? };
+    let rc = controller(context, args.rc.as_deref()).await?;
+    let (job, queue, node) = (args.job.clone(), args.queue.clone(), args.node.clone());
+    let filter = Filter { since, rc, job, queue, node };
     let keys = all_keys(context, Query::PLAIN).await?;
     let recent = keys.value.iter().filter(|key| may_be_since(key, since));
     let mut log = read(context, recent.map(String::as_str)).await?;
@@ -304,6 +377,9 @@ fn what(record: &AuditRecord) -> String {
             left => format!("node {}, {left} pods left behind", d.node),
         },
         Details::DeletionConfirmed(d) => format!("farm {}", d.farm),
+        Details::ChangeAcknowledged(d) => {
+            format!("{} on {} nodes", or_dash(d.desired_after), d.nodes.len())
+        }
         Details::QueueCreated(d) => format!("queue {}", d.queue),
         Details::QueueChanged(d) => {
             let fields = [&d.before, &d.after].map(|spec| spec.as_ref()?.as_object().cloned());
@@ -344,7 +420,16 @@ fn what(record: &AuditRecord) -> String {
     }
 }
 
-async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
+/// The log and the state at one moment.
+struct LogAndState {
+    entries: Vec<Entry>,
+    log: Vec<Logged>,
+    folded: Folded,
+    actual: BTreeMap<RcId, Actual>,
+    differences: Vec<Difference>,
+}
+
+async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> {
     // In one transaction: prefixes read one after the other differ while a farm writes.
     let logs = [key::audit_logs(), key::namespaced_audit_logs()];
     let trees = logs.iter().cloned().chain([key::rcs()]).chain(allocations::trees());
@@ -357,7 +442,14 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     let pods = under(&key::labels(LabelKind::Pod));
     let log = logged(context, logs.iter().flat_map(under).collect::<Vec<_>>().iter());
     let folded = fold(&log);
-    let (unknown, differences): (Vec<_>, Vec<_>) = compare(&folded, &actual(&records, &pods))
+    let actual = actual(&records, &pods);
+    let differences = compare(&folded, &actual);
+    Ok(LogAndState { entries, log, folded, actual, differences })
+}
+
+async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
+    let LogAndState { entries, log, folded, differences, .. } = log_and_state(context).await?;
+    let (unknown, differences): (Vec<_>, Vec<_>) = differences
         .into_iter()
         .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
     let orphaned_allocations = allocations::allocations_of(&entries).orphaned_allocations;
@@ -375,6 +467,11 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
         differences.is_empty() && folded.gaps.is_empty() && orphaned_allocations.is_empty();
     context.show(&shown, || {
         let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
+        if !differences.is_empty() {
+            text.push_str(
+                "what differs was changed by another program or by hand; to accept it: rcfarm audit acknowledge\n",
+            );
+        }
         for gap in &folded.gaps {
             text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
         }
@@ -396,6 +493,58 @@ async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
         text
     })?;
     Ok(if is_clean { CliExit::Ok } else { CliExit::Found })
+}
+
+/// Writes a record for each controller whose state the log does not give: from then on the log has it. Each is guarded
+/// by the controller's record.
+async fn acknowledge(context: &CommandContext, args: &AcknowledgeArgs) -> anyhow::Result<CliExit> {
+    let only = controller(context, args.rc.as_deref()).await?;
+    let LogAndState { entries, folded, actual, differences, .. } = log_and_state(context).await?;
+    let mut found: BTreeMap<RcId, Vec<String>> = BTreeMap::new();
+    for difference in differences {
+        if !matches!(difference, Difference::NotInLog { .. }) {
+            found.entry(difference.controller()).or_default().push(difference.to_string());
+        }
+    }
+    for gap in folded.gaps {
+        if let Some(controller) = gap.controller {
+            found.entry(controller).or_default().push(gap.what);
+        }
+    }
+    found.retain(|controller, _| only.is_none_or(|only| only == *controller));
+    for (controller, differences) in &found {
+        if args.dry_run {
+            break;
+        }
+        let Actual { nodes, desired } = actual.get(controller).cloned().unwrap_or_default();
+        let key = key::rc(*controller);
+        let stored = entries.iter().find(|entry| entry.key == key.as_str());
+        let guard = match stored {
+            Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
+            None => Op::CheckNotExists { key },
+        };
+        let details = Details::ChangeAcknowledged(ChangeAcknowledged {
+            replication_controller_id: *controller,
+            actor: context.actor(),
+            reason: "Requested".to_owned(),
+            nodes,
+            desired_after: desired,
+            differences: differences.clone(),
+        });
+        context.commit([guard], &details, None).await?.map_err(|_| {
+            failure(format!("{controller} changed meanwhile"), "run the command again")
+        })?;
+    }
+    let shown = json!({"acknowledged": found, "dry_run": args.dry_run});
+    context.show(&shown, || {
+        let would = if args.dry_run { "would accept" } else { "accepted" };
+        let mut text = String::new();
+        for words in found.values().flatten() {
+            text.push_str(&format!("{would}: {words}\n"));
+        }
+        text.push_str(&format!("{would} the state of {} controllers", found.len()));
+        text
+    })
 }
 
 /// The state of each controller in its record and its pods' labels.

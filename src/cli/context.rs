@@ -38,6 +38,13 @@ pub(super) struct CommandContext {
 /// Then nothing was applied.
 pub(super) type ChangeOutcome = Result<Index, Vec<Refusal>>;
 
+/// The user's number, where no variable names the user.
+fn uid() -> String {
+    use std::os::unix::fs::MetadataExt;
+    let own = std::fs::metadata("/proc/self");
+    own.map_or_else(|_| "unknown".to_owned(), |own| format!("uid-{}", own.uid()))
+}
+
 impl CommandContext {
     pub(super) fn new(store: Arc<dyn Store>, out: Output) -> Self {
         let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
@@ -46,7 +53,7 @@ impl CommandContext {
             out,
             ids: IdSource::from_entropy(),
             limits: TxnLimits::default(),
-            user: user.filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned()),
+            user: user.filter(|name| !name.is_empty()).unwrap_or_else(uid),
         }
     }
 

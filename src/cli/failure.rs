@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
+use super::output::printable;
 use rcfarm_store::StoreError;
 
 /// Exit code of a command. The codes are part of the interface: `--help` and `docs/guide/cli.md` list them.
@@ -82,6 +83,7 @@ pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: 
 
 /// Prints a line `<word>: <text>` on stderr.
 pub(super) fn say(word: &str, colour: &str, text: &str, is_coloured: bool) {
+    let text = printable(text);
     let mut stderr = io::stderr().lock();
     // A failure to write to stderr cannot be reported.
     let _ = if is_coloured && stderr.is_terminal() {

@@ -14,7 +14,7 @@ use super::output::duration;
 use crate::daemon::{MakeScheduler, by_labels};
 use crate::farm::{Farm, FarmSettings};
 use crate::http::{self, Shown};
-use crate::placement::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler};
+use crate::placement::{CatalogDiscovery, Discovery, NoDiscovery, RemoteScheduler, Scheduler as _};
 use crate::telemetry::{self, LogFormat};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::labels::Selector;
@@ -97,7 +97,7 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
     };
     let shutdown = CancellationToken::new();
     info!(farm = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
-        selector = %settings.selector, scheduler = args.scheduler, "starting");
+        selector = %settings.selector, scheduler = args.scheduler_shown(), "starting");
     let heartbeats = env.keeper.heartbeats();
     let farm = Farm::of_all_kinds(settings, env, scheduler, discovery);
     if let Some(address) = &args.http {
@@ -154,6 +154,12 @@ impl FarmRunArgs {
         })
     }
 
+    /// The scheduler for the log, without user and password.
+    fn scheduler_shown(&self) -> String {
+        let address = RemoteScheduler::new(&self.scheduler).ok().and_then(|s| s.address());
+        address.unwrap_or_else(|| "labels".to_owned())
+    }
+
     fn scheduler(&self) -> anyhow::Result<MakeScheduler> {
         if self.scheduler == "labels" {
             return Ok(by_labels());
@@ -162,7 +168,7 @@ impl FarmRunArgs {
             failure(error.to_string(), "--scheduler labels, or http://host:port")
         })?;
         warn!(
-            scheduler = self.scheduler,
+            scheduler = remote.address(),
             "it is asked for replication controllers alone: gangs of jobs are placed by room (docs/guide/custom-scheduler.md)"
         );
         Ok(Box::new(|_| Arc::new(remote)))

@@ -1,5 +1,6 @@
 //! Output of results, and its formats.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
@@ -34,8 +35,8 @@ impl Output {
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         match self.format {
-            Format::Table => self.line(&text()),
-            Format::Json => self.line(&serde_json::to_string_pretty(value)?),
+            Format::Table => self.line(&printable(&text())),
+            Format::Json => self.line(&json(serde_json::to_string_pretty(value)?)),
             Format::Yaml => self.line(&yaml(value)?),
         }
     }
@@ -47,8 +48,8 @@ impl Output {
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         match self.format {
-            Format::Table => self.line(&text()),
-            Format::Json => self.line(&serde_json::to_string(value)?),
+            Format::Table => self.line(&printable(&text())),
+            Format::Json => self.line(&json(serde_json::to_string(value)?)),
             Format::Yaml => self.line(&format!("---\n{}", yaml(value)?)),
         }
     }
@@ -69,9 +70,40 @@ impl Output {
     }
 }
 
+/// The text with control characters spelled out, but line ends and tabs: what others wrote must not reach the terminal
+/// as commands. Also without characters that reverse the direction of text.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| !is_control(c) || matches!(c, '\n' | '\t');
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    let spelled = |c: char| match is_plain(c) {
+        true => c.to_string(),
+        false => c.escape_unicode().to_string(),
+    };
+    Cow::Owned(text.chars().map(spelled).collect())
+}
+
+fn is_control(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// JSON in which all control characters are escaped; serde leaves DEL and those from U+0080 on as they are.
+fn json(text: String) -> String {
+    if !text.chars().any(|c| is_control(c) && c != '\n') {
+        return text;
+    }
+    let escaped = |c: char| match is_control(c) && c != '\n' {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
 fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
     // Through JSON, so that both formats have the same fields.
-    Ok(serde_saphyr::to_string(&serde_json::to_value(value)?)?)
+    let text = serde_saphyr::to_string(&serde_json::to_value(value)?)?;
+    Ok(printable(&text).into_owned())
 }
 
 /// A column of a table: its header, and the text of a row's cell.
@@ -141,12 +173,13 @@ impl Progress {
         if self.last == text {
             return;
         }
+        let shown = printable(text);
         let mut stderr = io::stderr().lock();
         // A failure to write to stderr cannot be reported.
         let _ = if stderr.is_terminal() {
-            write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush())
+            write!(stderr, "\r\x1b[2K{shown}").and_then(|()| stderr.flush())
         } else {
-            writeln!(stderr, "{text}")
+            writeln!(stderr, "{shown}")
         };
         text.clone_into(&mut self.last);
     }
@@ -171,6 +204,19 @@ mod tests {
             [("ID", &|row| row[0].to_owned()), ("COUNT", &|row| row[1].to_owned())];
         let text = table(&[["a", "12"], ["bcd", ""]], &columns);
         assert_eq!(text, "ID    COUNT\na     12\nbcd\n");
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        let text = "\x1b[31mPWNED\x1b]0;title\x07\u{9b}2J\r\u{202e}\x7f ü\tx\n";
+        let shown = printable(text);
+        assert!(!shown.chars().any(|c| is_control(c) && c != '\n' && c != '\t'), "{shown:?}");
+        assert!(shown.starts_with("\\u{1b}[31mPWNED"), "{shown}");
+        assert!(shown.ends_with(" ü\tx\n"), "{shown}");
+        assert_eq!(printable("plain ü\n"), "plain ü\n");
+        let escaped = json(serde_json::to_string(text).unwrap());
+        assert!(!escaped.chars().any(is_control), "{escaped:?}");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
     }
 
     #[test]

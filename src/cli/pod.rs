@@ -25,6 +25,7 @@ use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_api::pod_group::pod_ids::without_hash;
 use rcfarm_node::agent::serve::read_token;
 use rcfarm_node::http;
+use rcfarm_store::Query;
 
 /// Pods: what nodes run, and how it is
 #[derive(clap::Subcommand)]
@@ -141,7 +142,39 @@ async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
         let node_down = cluster.readiness(&node) == NodeReadiness::Down;
         Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })
     };
-    Ok(entries.iter().filter_map(row).collect())
+    let mut rows: Vec<Row> = entries.iter().filter_map(row).collect();
+    rows.extend(of_preparers(context, &cluster, &rows).await?);
+    rows.sort_by(|a, b| (&a.pod, &a.node).cmp(&(&b.pod, &b.node)));
+    Ok(rows)
+}
+
+/// Pods of p2's preparers, which write `reality/` and `health/` and no status.
+async fn of_preparers(
+    context: &CommandContext,
+    cluster: &ClusterSnapshot,
+    known: &[Row],
+) -> anyhow::Result<Vec<Row>> {
+    let known: BTreeSet<(&NodeName, &PodId)> =
+        known.iter().map(|row| (&row.node, &row.pod)).collect();
+    let keys = context.store.keys(&key::realities(), None, Query::PLAIN).await?.value;
+    let places: Vec<(NodeName, PodId)> =
+        keys.iter().filter_map(|key| key::node_and_pod(&key::realities(), key)).collect();
+    let new: Vec<(NodeName, PodId)> =
+        places.into_iter().filter(|(node, pod)| !known.contains(&(node, pod))).collect();
+    let healths = context.get_many(new.iter().map(|(node, pod)| key::health(pod, node))).await?;
+    let row = |(node, pod): (NodeName, PodId)| {
+        let health = healths.get(key::health(&pod, &node).as_str());
+        let status = PodStatus {
+            status: "launched".to_owned(),
+            phase: NodePodPhase::Running,
+            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+            message: "reported by another agent, such as p2's preparer".to_owned(),
+            ..PodStatus::default()
+        };
+        let node_down = cluster.readiness(&node) == NodeReadiness::Down;
+        Row { pod, node, node_down, status }
+    };
+    Ok(new.into_iter().map(row).collect())
 }
 
 async fn list(context: &CommandContext, args: &PodListArgs) -> anyhow::Result<CliExit> {

@@ -79,7 +79,7 @@ impl Farm {
     /// [`FarmError`] when it must not start (no rights, a newer layout) or a watch panicked. Failures of the store are
     /// retried.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), FarmError> {
-        let span = error_span!("farm", name = %self.context.settings.name);
+        let span = error_span!("farm", farm = %self.context.settings.name);
         self.run_inner(shutdown).instrument(span).await
     }
 

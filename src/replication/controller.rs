@@ -25,9 +25,9 @@ use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, Sta
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
-use rcfarm_api::rc::spec::{RcSpec, RcStrategy};
+use rcfarm_api::rc::spec::{RcRecord, RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
-use rcfarm_api::{FieldError, Timestamp, key};
+use rcfarm_api::{FieldError, Stored, Timestamp, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, TokenBucket};
 
@@ -193,7 +193,12 @@ impl RcController {
         {
             return decoded.clone();
         }
-        let decoded = RcSpec::decode(self.id, value);
+        let record = RcRecord::decode(value);
+        if let Ok(Some(name)) = record.as_ref().map(RcRecord::unknown_strategy) {
+            warn!(record = %self.id, allocation_strategy = name,
+                "unknown allocation strategy: it is taken for static, as by p2");
+        }
+        let decoded = record.and_then(|record| RcSpec::check(self.id, &record));
         self.decoded = Some((value.clone(), decoded.clone()));
         decoded
     }

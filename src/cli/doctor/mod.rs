@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::context::CommandContext;
 use super::failure::CliExit;
 use super::output::table;
+use super::rc::foreign::owned_elsewhere;
 use crate::farm::LAYOUT;
 use crate::farm::records::FarmPresence;
 use rcfarm_api::{Stored, key};
@@ -183,6 +184,27 @@ async fn layout(context: &CommandContext) -> Check {
     }
 }
 
+/// Farms of other programs, such as p2's, that own controllers.
+async fn other_farms(context: &CommandContext) -> Check {
+    match owned_elsewhere(context).await.map(|owned| owned.len()) {
+        Ok(0) => Check::bad(
+            Verdict::Warn,
+            "farms",
+            "none is running: nothing is scheduled",
+            "start one: rcfarm farm run",
+        ),
+        Ok(count) => Check::bad(
+            Verdict::Warn,
+            "farms",
+            format!(
+                "none of rcfarm is running; {count} controllers are owned by another program's (p2?)"
+            ),
+            "jobs and queues need one: rcfarm farm run",
+        ),
+        Err(error) => Check::bad(Verdict::Fail, "farms", format!("{error:#}"), "try again"),
+    }
+}
+
 async fn farms(context: &CommandContext) -> Check {
     match context.store.list(&key::farms(), Query::PLAIN).await {
         Ok(answer) => {
@@ -190,12 +212,7 @@ async fn farms(context: &CommandContext) -> Check {
             let presences = live.clone().filter_map(|e| FarmPresence::decode(&e.value).ok());
             let problem = presences.filter_map(|presence| presence.check_problem).next();
             match (live.count(), problem) {
-                (0, _) => Check::bad(
-                    Verdict::Warn,
-                    "farms",
-                    "none is running: nothing is scheduled",
-                    "start one: rcfarm farm run",
-                ),
+                (0, _) => other_farms(context).await,
                 (_, Some(why)) => Check::bad(
                     Verdict::Warn,
                     "farms",

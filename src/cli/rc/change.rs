@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::find::{Found, find};
+use super::find::{Found, find_to_change};
 use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -132,7 +132,7 @@ async fn change(
     details: impl Fn(&Found) -> Details,
 ) -> anyhow::Result<RcChange> {
     let attempt = async || {
-        let found = find(context, rc).await?;
+        let found = find_to_change(context, rc).await?;
         let Some(value) = with_field(&found, field, to)? else {
             return Ok(Some(RcChange { before: found, index: None }));
         };

@@ -63,13 +63,16 @@ pub struct RcCreateArgs {
 
 pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow::Result<CliExit> {
     let manifest = read_manifest(&args.file)?;
-    check_new(context, &manifest)?;
+    check_known(&manifest.fields()?)?;
     let id = RcId(context.ids.uuid());
     let rc_labels = rc_labels(&args, &manifest)?;
     let record = record(id, &args, &manifest)?;
     RcSpec::check(id, &record)?;
 
     let index = write(context, &record, &rc_labels, &manifest).await?;
+    if let Err(bad) = check_for_p2(&manifest.fields()?) {
+        context.note(format!("p2's programs cannot read this manifest: {bad}"));
+    }
     context.show(
         &json!({
             "id": id,
@@ -99,19 +102,6 @@ fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
     };
     check_not_described(&path.display().to_string(), &text)?;
     Manifest::parse(&text).with_context(|| path.display().to_string())
-}
-
-/// Refuses fields of a new manifest that no program knows, and warns of those that keep p2's programs from reading it.
-pub(in crate::cli) fn check_new(
-    context: &CommandContext,
-    manifest: &Manifest,
-) -> anyhow::Result<()> {
-    let fields = manifest.fields()?;
-    check_known(&fields)?;
-    if let Err(bad) = check_for_p2(&fields) {
-        context.note(format!("p2's programs cannot read this manifest: {bad}"));
-    }
-    Ok(())
 }
 
 fn rc_labels(args: &RcCreateArgs, manifest: &Manifest) -> anyhow::Result<Labels> {

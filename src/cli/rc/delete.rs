@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::change::{about, set_count};
-use super::find::{Found, find};
+use super::find::{Found, find, find_to_change};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
@@ -37,7 +37,7 @@ pub struct RcDeleteArgs {
 const READ_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(context: &CommandContext, args: &RcDeleteArgs) -> anyhow::Result<CliExit> {
-    let found = find(context, &args.rc).await?;
+    let found = find_to_change(context, &args.rc).await?;
     let pods = pods_of(context, found.id).await?;
     let (found, orphans) = if pods.is_empty() || args.force {
         (found, pods)

@@ -58,6 +58,9 @@ pub(in crate::cli) fn title(pod: Option<&PodId>, id: RcId) -> String {
     }
 }
 
+/// Shortest beginning of an id that may name a controller to be changed: a typing error must not.
+const SHORTEST_PREFIX: usize = 4;
+
 /// The first eight digits of an id, which commands accept.
 pub(in crate::cli) fn short(id: RcId) -> String {
     id.to_string()[..8].to_owned()
@@ -101,6 +104,22 @@ pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow
         1 => Ok(named.remove(0)),
         _ => Err(ambiguous(text, &named)),
     }
+}
+
+/// As [`find`], for a command that changes or deletes the record.
+pub(in crate::cli) async fn find_to_change(
+    context: &CommandContext,
+    text: &str,
+) -> anyhow::Result<Found> {
+    let found = find(context, text).await?;
+    let is_pod = found.pod_id().is_some_and(|pod| pod.as_str() == text);
+    if text.len() < SHORTEST_PREFIX && !is_pod {
+        return Err(failure(
+            format!("{text:?} is too short for the beginning of an id; nothing was changed"),
+            format!("give at least {SHORTEST_PREFIX} characters, as in {}", short(found.id)),
+        ));
+    }
+    Ok(found)
 }
 
 fn none(text: &str) -> anyhow::Error {

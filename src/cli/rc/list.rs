@@ -1,10 +1,11 @@
 //! `rcfarm rc list`
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::find::{Found, all, short};
+use super::foreign::{CountedPods, OTHER_FARM, count_pods, owned_elsewhere};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::or_dash;
@@ -50,6 +51,7 @@ pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::
         .filter(|found| wanted.as_ref().is_none_or(|ids| ids.contains_key(&found.id)))
         .map(|found| row(found, statuses.get(&found.id)))
         .collect();
+    let rows = with_other_farms(context, rows).await?;
     for key in strange {
         context.note(format!("{key} stands among the records and is none: its name is no UUID"));
     }
@@ -73,6 +75,35 @@ pub(super) async fn run(context: &CommandContext, args: &RcListArgs) -> anyhow::
             }),
         ],
     )
+}
+
+/// Fills in what farms of other programs do not write: rows whose record nobody of ours has seen, and another session
+/// owns.
+async fn with_other_farms(
+    context: &CommandContext,
+    mut rows: Vec<RcRow>,
+) -> anyhow::Result<Vec<RcRow>> {
+    let is_unseen = |row: &&RcRow| row.state == "Pending" && row.invalid.is_none();
+    if !rows.iter().any(|row| is_unseen(&row)) {
+        return Ok(rows);
+    }
+    let mut elsewhere = owned_elsewhere(context).await?;
+    let unseen: BTreeSet<RcId> = rows.iter().filter(is_unseen).map(|row| row.id).collect();
+    elsewhere.retain(|id| unseen.contains(id));
+    let counted = count_pods(context, &elsewhere).await?;
+    for row in &mut rows {
+        let (Some(pods), Some(desired)) = (counted.get(&row.id), row.replicas_desired) else {
+            continue;
+        };
+        let CountedPods { current, healthy } = *pods;
+        let desired = u32::try_from(desired).unwrap_or_default();
+        row.replicas = Some(Replicas { desired, current, healthy, eligible: 0 });
+        row.owner = Some(OTHER_FARM.to_owned());
+        if current == desired {
+            row.state = "AsDesired".to_owned();
+        }
+    }
+    Ok(rows)
 }
 
 pub(super) async fn statuses(context: &CommandContext) -> anyhow::Result<BTreeMap<RcId, RcStatus>> {

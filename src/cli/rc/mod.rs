@@ -5,6 +5,7 @@ mod change;
 pub(in crate::cli) mod create;
 mod delete;
 pub(in crate::cli) mod find;
+pub(in crate::cli) mod foreign;
 mod list;
 mod orphans;
 mod plan;

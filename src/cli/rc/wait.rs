@@ -1,13 +1,16 @@
 //! Waits until the owner farm has scheduled the pods of a record.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::timeout_at;
 
+use super::foreign::{count_pods, owned_elsewhere};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::Progress;
 use rcfarm_api::ids::RcId;
+use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::time::monotonic;
@@ -52,6 +55,19 @@ pub(super) async fn scheduled(
                 }
             }
             None if is_first => {} // the record was written just now
+            // A farm of p2 writes no status.
+            None if owned_elsewhere(context).await?.contains(&id) => {
+                let counted = count_pods(context, &BTreeSet::from([id])).await?;
+                let current = counted.get(&id).copied().unwrap_or_default().current;
+                let record = context.get(&key::rc(id)).await?;
+                let record = record.and_then(|entry| RcRecord::decode(&entry.value).ok());
+                let desired = record.map_or(0, |record| record.replicas_desired);
+                said = format!("{current} of {desired} pods scheduled, by another program's farm");
+                progress.say(&said);
+                if i64::from(current) == desired {
+                    return Ok(());
+                }
+            }
             None => progress.say(&said),
         }
     }

@@ -107,3 +107,43 @@ async fn pruning_keeps_what_the_log_stands_for() {
     cluster.run(&["rc", "scale", &id, "1"]).await.ok();
     assert!(cluster.run(&["audit", "verify"]).await.ok().contains("2 records"));
 }
+
+/// As after p2-rctl set-replicas, pods moved by p2's farm, and p2-rctl delete.
+#[tokio::test]
+async fn changes_by_others_are_acknowledged() {
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&["--replicas", "2"]).await;
+    let gone = cluster.create_of("id: gone\n", &[]).await;
+    let text = cluster.get(format!("replication_controllers/{id}")).await.unwrap();
+    let text = text.replace("\"replicas_desired\":2", "\"replicas_desired\":1");
+    cluster.put(format!("replication_controllers/{id}"), text).await;
+    cluster.pod("n1", &id).await;
+    cluster.delete(format!("replication_controllers/{gone}")).await;
+    let ran = cluster.run(&["audit", "verify"]).await;
+    assert_eq!(ran.code, 2);
+    assert!(ran.stdout.contains("rcfarm audit acknowledge"), "{ran:?}");
+
+    let would = cluster.run(&["audit", "acknowledge", "--dry-run"]).await.ok();
+    assert!(would.contains("the state of 2 controllers"), "{would}");
+    cluster.run(&["audit", "acknowledge", "--rc", &gone]).await.ok();
+    assert_eq!(cluster.run(&["audit", "verify"]).await.code, 2, "the other still differs");
+    cluster.run(&["audit", "acknowledge"]).await.ok();
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    let log = cluster.run(&["audit", "list", "--rc", &id]).await.ok();
+    assert!(log.contains("EXTERNAL_CHANGE_ACKNOWLEDGED") && log.contains("user:alice"), "{log}");
+    // It stays so after a prune.
+    cluster.run(&["audit", "prune", "--keep", "0s"]).await.ok();
+    cluster.run(&["audit", "verify"]).await.ok();
+}
+
+#[tokio::test]
+async fn list_filters_by_queue_and_node() {
+    let cluster = HttpCluster::new().await;
+    cluster.run(&["queue", "create", "q1"]).await.ok();
+    cluster.run(&["queue", "create", "q2"]).await.ok();
+    cluster.run(&["label", "set", "node", "n1", "role=web"]).await.ok();
+    for (filter, count) in [(["--queue", "q1"], 1), (["--node", "n1"], 1), (["--job", "a/b"], 0)] {
+        let log = cluster.json(&[&["audit", "list"][..], &filter[..]].concat()).await;
+        assert_eq!(log.as_array().unwrap().len(), count, "{filter:?}: {log}");
+    }
+}

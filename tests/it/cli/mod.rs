@@ -1,6 +1,7 @@
 //! Runs the built binary against the emulator over HTTP; ACL tests use a real Consul.
 
 mod audit;
+mod beside_p2;
 mod capacity;
 mod dev;
 mod doctor;

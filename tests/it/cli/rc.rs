@@ -366,3 +366,15 @@ async fn nothing_waits_for_ever_without_a_farm() {
         2
     );
 }
+
+#[tokio::test]
+async fn short_beginning_of_an_id_names_nothing() {
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
+    for arguments in [["rc", "delete", &id[..1]], ["rc", "disable", &id[..3]]] {
+        let error = cluster.run(&arguments).await.failed();
+        assert!(error.contains("too short"), "{error}");
+    }
+    cluster.run(&["rc", "get", &id[..1]]).await.ok();
+    cluster.run(&["rc", "disable", &id[..4]]).await.ok();
+}

@@ -54,6 +54,8 @@ pub enum Details {
     NodeRemoved(NodeChange),
     /// [`EventType::DeletionConfirmed`]
     DeletionConfirmed(DeletionConfirmed),
+    /// [`EventType::ChangeAcknowledged`]
+    ChangeAcknowledged(ChangeAcknowledged),
     /// [`EventType::QueueCreated`]
     QueueCreated(QueueChange),
     /// [`EventType::QueueChanged`]
@@ -248,6 +250,24 @@ pub struct DeletionConfirmed {
     pub suspicions: Vec<String>,
 }
 
+/// A user accepted the state of a controller that was changed without a record, by p2's programs or by hand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeAcknowledged {
+    /// The controller.
+    pub replication_controller_id: RcId,
+    /// Who accepted it.
+    pub actor: Actor,
+    /// Reason, a fixed token.
+    pub reason: String,
+    /// Nodes with a pod of the controller.
+    pub nodes: BTreeSet<NodeName>,
+    /// Its desired count; `None`: it has no record.
+    pub desired_after: Option<i64>,
+    /// What differed, in words.
+    #[serde(default)]
+    pub differences: Vec<String>,
+}
+
 /// A part of the folded state of older records that `audit prune` deletes.
 ///
 /// The parts of a set are written before anything is deleted, each in a transaction of its own. A set counts only when
@@ -322,6 +342,7 @@ details!(
     NodeUndrained,
     NodeRemoved,
     DeletionConfirmed,
+    ChangeAcknowledged,
     QueueCreated,
     QueueChanged,
     QueueDeleted,
@@ -348,6 +369,7 @@ impl Details {
             | Details::ControllerDisabled(d)
             | Details::ControllerDeleted(d) => Some(d.replication_controller_id),
             Details::OrphansRemoved(d) => Some(d.replication_controller_id),
+            Details::ChangeAcknowledged(d) => Some(d.replication_controller_id),
             Details::LabelsChanged(_)
             | Details::NodeDrained(_)
             | Details::NodeUndrained(_)

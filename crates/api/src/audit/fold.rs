@@ -56,7 +56,8 @@ pub struct Actual {
     pub desired: Option<i64>,
 }
 
-/// A difference between the log and the stored state.
+/// A difference between the log and the stored state. Each change by rcfarm has its record in its transaction, so it was
+/// made by another program or by hand.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Difference {
@@ -185,6 +186,12 @@ impl Folded {
                     nodes.retain(|node| !removed.nodes.contains(node));
                 }
             }
+            Details::ChangeAcknowledged(accepted) => {
+                let id = accepted.replication_controller_id;
+                let (nodes, desired) = (Some(accepted.nodes), accepted.desired_after);
+                self.controllers.insert(id, FoldedController { nodes, desired });
+                self.gaps.retain(|gap| gap.controller != Some(id));
+            }
             Details::Other(EventType::Retarget, _) => self.unattributed += 1,
             // Neither the nodes nor the desired count of a controller change.
             _ => {}
@@ -255,6 +262,17 @@ pub fn compare(folded: &Folded, actual: &BTreeMap<RcId, Actual>) -> Vec<Differen
         }
     }
     differences
+}
+
+impl Difference {
+    /// The controller that differs.
+    pub fn controller(&self) -> RcId {
+        match self {
+            Difference::NotInLog { controller }
+            | Difference::Nodes { controller, .. }
+            | Difference::Desired { controller, .. } => *controller,
+        }
+    }
 }
 
 impl fmt::Display for Difference {

@@ -17,8 +17,9 @@ mod queues;
 mod record;
 
 pub use details::{
-    Actor, Checkpoint, ControllerChange, DeletionConfirmed, Details, FoldedController,
-    LabelsChange, NODES_LISTED, NodeChange, NodeTransfer, OrphansRemoved, PROMISE_LEAKED, Retarget,
+    Actor, ChangeAcknowledged, Checkpoint, ControllerChange, DeletionConfirmed, Details,
+    FoldedController, LabelsChange, NODES_LISTED, NodeChange, NodeTransfer, OrphansRemoved,
+    PROMISE_LEAKED, Retarget,
 };
 pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
 pub use jobs::{JobChange, JobStep};

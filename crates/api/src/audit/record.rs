@@ -114,6 +114,8 @@ events! {
     NodeRemoved = "NODE_REMOVED",
     /// An operator confirmed a mass deletion.
     DeletionConfirmed = "MASS_DELETION_CONFIRMED",
+    /// A user accepted what was changed without a record.
+    ChangeAcknowledged = "EXTERNAL_CHANGE_ACKNOWLEDGED",
     /// A queue was created.
     QueueCreated = "QUEUE_CREATED",
     /// A queue's spec was changed.

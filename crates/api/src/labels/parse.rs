@@ -210,19 +210,41 @@ impl<'t> Parser<'t> {
         }
         self.take();
         let mut values = BTreeSet::new();
+        if self.peek() == Token::Close {
+            self.take();
+            values.insert(String::new());
+            return Ok(values);
+        }
+        // The steps are those of p2's parser. So the empty value that two commas in a row stand for needs a third token
+        // behind it: `(a,,)` is an error, `(a,,b)` and `(a,)` are not.
         loop {
-            values.insert(match self.peek() {
-                Token::Word(word) => self.checked(word, check_label_value)?,
-                Token::Comma | Token::Close => String::new(),
-                _ => return self.unexpected("a label value, ',' or ')'"),
-            });
             match self.peek() {
-                Token::Comma => _ = self.take(),
-                Token::Close => {
-                    self.take();
-                    return Ok(values);
+                Token::Word(word) => {
+                    values.insert(self.checked(word, check_label_value)?);
+                    if !matches!(self.peek(), Token::Comma | Token::Close) {
+                        return self.unexpected("',' or ')'");
+                    }
                 }
-                _ => return self.unexpected("',' or ')'"),
+                Token::Comma => {
+                    self.take();
+                    if values.is_empty() {
+                        values.insert(String::new());
+                    }
+                    if self.peek() == Token::Comma {
+                        self.take();
+                        values.insert(String::new());
+                        continue;
+                    }
+                    if self.peek() == Token::Close {
+                        values.insert(String::new());
+                    }
+                }
+                Token::Close => return self.unexpected("a label value or ','"),
+                _ => return self.unexpected("a label value, ',' or ')'"),
+            }
+            if self.peek() == Token::Close {
+                self.take();
+                return Ok(values);
             }
         }
     }

@@ -37,6 +37,8 @@ fn spelling_and_canonical_spelling() {
         ("a in (,b)", "a in (,b)"),
         ("a in (b,)", "a in (,b)"),
         ("a in (b,,c)", "a in (,b,c)"),
+        ("a in (b,,,)", "a in (,b)"),
+        ("a in (,)", "a in ()"),
         ("in", "in"),
         ("in in (in,notin)", "in in (in,notin)"),
         ("notin=in", "notin=in"),
@@ -73,6 +75,8 @@ fn errors_say_where_and_what_was_expected() {
         ("a in (b c)", 8, "found \"c\", expected ',' or ')'"),
         ("a in (b))", 8, "found ')', expected ',' or the end"),
         ("a in (!b)", 6, "found '!', expected a label value, ',' or ')'"),
+        ("a notin (b,,)", 12, "found ')', expected a label value or ','"),
+        ("a in (,,)", 8, "found ')', expected a label value or ','"),
         ("a>1", 0, "\"a>1\" is not a legal label key: only letters"),
         ("A.b/c", 0, "\"A.b/c\" is not a legal label key: the part before '/'"),
         ("a/b/c=d", 0, "\"a/b/c\" is not a legal label key: there is more than one '/'"),
@@ -179,6 +183,13 @@ fn naive() -> impl Strategy<Value = Naive> {
         |(key, operator, mut values)| {
             if operator.contains('=') {
                 values.truncate(1);
+            }
+            // As in p2, nothing may stand between two commas in a row and the end of the set.
+            if let [_, second, third] = &values[..]
+                && second.is_empty()
+                && third.is_empty()
+            {
+                values.pop();
             }
             Naive { key, operator, values }
         },

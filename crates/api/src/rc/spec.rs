@@ -63,12 +63,21 @@ pub struct RcRecord {
     #[serde(default)]
     pub disabled: bool,
     /// `static_strategy` or `dynamic_strategy`; records from before 2017 may hold `pet_strategy` or
-    /// `cattle_strategy`, which behave as static, as they do in p2. Empty means static.
+    /// `cattle_strategy`. Everything but `dynamic_strategy` behaves as static, as in p2.
     #[serde(default)]
     pub allocation_strategy: String,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: serde_json::Map<String, Value>,
+}
+
+impl RcRecord {
+    /// The allocation strategy, if nobody knows it. Such a controller behaves as static.
+    #[must_use]
+    pub fn unknown_strategy(&self) -> Option<&str> {
+        let known = ["static_strategy", "dynamic_strategy", "pet_strategy", "cattle_strategy", ""];
+        Some(self.allocation_strategy.as_str()).filter(|name| !known.contains(name))
+    }
 }
 
 impl Stored for RcRecord {
@@ -181,14 +190,7 @@ impl RcSpec {
             node_selector.map_err(|error| FieldError::from(error).below("node_selector"))?;
         let strategy = match record.allocation_strategy.as_str() {
             "dynamic_strategy" => RcStrategy::Dynamic,
-            "static_strategy" | "pet_strategy" | "cattle_strategy" | "" => RcStrategy::Static,
-            other => {
-                return Err(FieldError::new(
-                    "allocation_strategy",
-                    format!("{other:?} is unknown"),
-                    "use static_strategy or dynamic_strategy",
-                ));
-            }
+            _ => RcStrategy::Static,
         };
         Ok(RcSpec {
             id,
@@ -379,7 +381,7 @@ mod tests {
             ("role=web", "role=", "ok"),
             ("role=web", "role=a b", "node_selector"),
             ("id: hello", "name: hello", "manifest"),
-            ("static_strategy", "sometimes", "allocation_strategy"),
+            ("static_strategy", "sometimes", "ok"),
             ("static_strategy", "pet_strategy", "ok"),
             ("\"extra\":\"yes\"", "\"extra\":1", "pod_labels"),
             (ID, "f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a1", "id"),
@@ -395,6 +397,17 @@ mod tests {
         for text in ["", "[]", "null", "\"x\"", "{"] {
             assert_eq!(RcSpec::decode(id, text.as_bytes()).unwrap_err().path, FieldError::WHOLE);
         }
+    }
+
+    #[test]
+    fn unknown_strategy_is_static_as_in_p2() {
+        let text = p2_record().replace("static_strategy", "some_strategy");
+        let record = RcRecord::decode(text.as_bytes()).unwrap();
+        assert_eq!(record.unknown_strategy(), Some("some_strategy"));
+        let spec = RcSpec::check(ID.parse().unwrap(), &record).unwrap();
+        assert_eq!(spec.strategy, RcStrategy::Static);
+        let record = RcRecord::decode(p2_record().as_bytes()).unwrap();
+        assert_eq!(record.unknown_strategy(), None);
     }
 
     #[test]
