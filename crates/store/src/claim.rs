@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::batching::CommitBatcher;
-use super::{Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome};
+use super::{
+    Entry, Fenced, Index, Key, Op, Refusal, Store, StoreError, Txn, TxnLimits, TxnOutcome,
+};
 use crate::failpoints::{self, Failpoint, enabled};
 use crate::time::monotonic;
 use rcfarm_api::ids::SessionId;
@@ -184,11 +186,24 @@ impl Writer {
         if let Some(batcher) = &self.batcher {
             return batcher.commit(txn).await;
         }
-        match self.store.txn_if(&txn.ops, &|| claim.is_live()).await? {
-            Some(TxnOutcome::Committed { index, .. }) => Ok(Commit::Applied(index)),
-            Some(TxnOutcome::Refused(refusals)) => Ok(refused(claim, refusals)),
-            None => Ok(Commit::ClaimLost),
-        }
+        Ok(self.commit_alone(&txn).await?.0)
+    }
+
+    /// Commits like [`Writer::commit`], but never together with others. Also returns the entries that the transaction
+    /// left, without values.
+    ///
+    /// # Errors
+    /// As [`Writer::commit`].
+    pub async fn commit_alone(
+        &self,
+        txn: &Txn<Fenced>,
+    ) -> Result<(Commit, Vec<Entry>), StoreError> {
+        let claim = &txn.guard.claim;
+        Ok(match self.store.txn_if(&txn.ops, &|| claim.is_live()).await? {
+            Some(TxnOutcome::Committed { index, entries }) => (Commit::Applied(index), entries),
+            Some(TxnOutcome::Refused(refusals)) => (refused(claim, refusals), Vec::new()),
+            None => (Commit::ClaimLost, Vec::new()),
+        })
     }
 }
 

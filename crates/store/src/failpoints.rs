@@ -78,6 +78,8 @@ pub enum Failpoint {
     OrderIgnored,
     /// A node agent takes intents that it has not read yet for none.
     UnreadIsEmpty,
+    /// A node agent takes a list that lacks an intent for proof that it is gone.
+    ListIsProof,
     /// A node agent does not adopt the processes of the agent before it.
     NothingAdopted,
     /// A node agent keeps pods whose intent is gone.

@@ -1,5 +1,6 @@
 //! The built program on a real Consul: a server, farms and agents that can be killed, and command-line users.
 
 mod acl_policies;
+mod agents;
 mod controllers;
 mod jobs;

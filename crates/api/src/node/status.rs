@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Health;
+use crate::Index;
 use crate::Stored;
 use crate::Timestamp;
 use crate::ids::RcId;
@@ -67,6 +68,24 @@ pub struct PodStatus {
     /// Its devices, as in `gpu:0`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// The intent that Consul had when this was written. [`IntentIndex::NONE`]: none. Older agents leave it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intent_index: Option<IntentIndex>,
+}
+
+/// One version of an intent, by the indexes of its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct IntentIndex {
+    /// Index at which the key was created.
+    pub create_index: Index,
+    /// Index at which it was last changed.
+    pub modify_index: Index,
+}
+
+impl IntentIndex {
+    /// No intent.
+    pub const NONE: IntentIndex =
+        IntentIndex { create_index: Index::ZERO, modify_index: Index::ZERO };
 }
 
 /// A process's status.

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
-use super::report::PodReport;
+use super::proof::Verdict;
+use super::reporter::SentReports;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::node::Health;
-use rcfarm_store::{Claim, Commit, Index, StoreError};
+use rcfarm_store::{Claim, Commit, Entry, Index, StoreError};
 
 /// What the agent needs in order to write: a locked node record and two sessions.
 #[derive(Debug, Clone)]
@@ -17,8 +18,6 @@ pub struct PresenceState {
     /// Session that holds the health keys. It has behavior `delete`, so the keys vanish with the agent; the node's
     /// record stays.
     pub health: SessionId,
-    /// CreateIndex of the node's record.
-    pub created: Index,
 }
 
 /// Input of the agent's loop. Process events carry the pod and the launchable.
@@ -43,6 +42,12 @@ pub(super) enum AgentEvent {
     OtherNodes(PodId, Vec<NodeName>),
     /// Pods with a key under `reality/<node>/`.
     Realities(BTreeSet<PodId>),
-    /// A transaction of reports finished. `None`: the pod's keys were deleted.
-    Reported(Result<Commit, StoreError>, BTreeMap<PodId, Option<PodReport>>),
+    /// A transaction of reports finished, with the entries that it left.
+    Reported(Result<(Commit, Vec<Entry>), StoreError>, SentReports),
+    /// What Consul says of pods that it does not intend.
+    Proved(BTreeMap<PodId, Verdict>),
+    /// Time to compare the reports in Consul with those that this agent wrote.
+    CompareReports,
+    /// Pods whose report in Consul is not the one that this agent wrote last, with the ModifyIndex of that.
+    Unreported(BTreeMap<PodId, Index>),
 }

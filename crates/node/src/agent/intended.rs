@@ -8,6 +8,7 @@ use rcfarm_api::allocation::{Allocation, AllocationOwner};
 use rcfarm_api::ids::{Namespaced, PodId, RcId};
 use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::manifest::content_hash;
+use rcfarm_api::node::status::IntentIndex;
 
 /// A pod that is intended on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +23,13 @@ pub struct Intended {
     pub job: Option<Namespaced>,
     /// Device numbers allocated to the pod, by device kind.
     pub devices: BTreeMap<String, BTreeSet<u32>>,
+    /// The intent's key. `None`: an older agent stored the pod.
+    pub index: Option<IntentIndex>,
 }
 
 impl From<StoredPod> for Intended {
-    fn from(StoredPod { manifest, owner, devices }: StoredPod) -> Self {
-        Intended::new(&manifest, owner, devices)
+    fn from(StoredPod { manifest, owner, devices, intent_index }: StoredPod) -> Self {
+        Intended { index: intent_index, ..Intended::new(&manifest, owner, devices) }
     }
 }
 
@@ -43,6 +46,7 @@ impl Intended {
             owner,
             job,
             devices,
+            index: None,
         }
     }
 

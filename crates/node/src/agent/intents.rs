@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -18,6 +19,7 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::decode_labels;
+use rcfarm_api::node::status::IntentIndex;
 use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::Env;
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -43,6 +45,8 @@ pub(super) struct IntentWatch {
     pub(super) events: UnboundedSender<AgentEvent>,
     /// Intended and guarded pods of the last read; at first, the pods on disk.
     pub(super) known: BTreeSet<PodId>,
+    /// Something showed that the last list is old: it is read again, in full.
+    pub(super) again: Arc<Notify>,
 }
 
 impl IntentWatch {
@@ -57,7 +61,15 @@ impl IntentWatch {
         loop {
             let asked = monotonic();
             let mut pause = Duration::ZERO;
-            let read = match watch.next().await {
+            let next = tokio::select! {
+                biased;
+                () = self.again.notified() => {
+                    watch.reset();
+                    watch.next().await
+                }
+                next = watch.next() => next,
+            };
+            let read = match next {
                 Ok(answer) => {
                     if answer.value.is_empty() {
                         empty_reads.consume(EMPTY_EVERY, EMPTY_EVERY * 2, asked);
@@ -102,7 +114,8 @@ impl IntentWatch {
         }
     }
 
-    /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps.
+    /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps: if many vanished
+    /// at once, those that still have labels. A farm deletes a pod's labels together with its intent.
     async fn build(
         &mut self,
         last: &NodeIntents,
@@ -121,8 +134,10 @@ impl IntentWatch {
             let old = last.pods.get(&pod).filter(|old| *old.manifest == *manifest);
             has_new |= old.is_none();
             let new = || Intended::new(&manifest, None, BTreeMap::new());
+            let index =
+                IntentIndex { create_index: entry.create_index, modify_index: entry.modify_index };
             let intended = old.cloned().unwrap_or_else(new);
-            pods.insert(pod, intended);
+            pods.insert(pod, Intended { index: Some(index), ..intended });
         }
         let missing: BTreeSet<PodId> =
             self.known.iter().filter(|pod| !pods.contains_key(pod)).cloned().collect();
@@ -142,7 +157,8 @@ impl IntentWatch {
             self.allocated_devices(&mut pods, last).await?;
         }
         let guarded = match labels.filter(|_| suspicious) {
-            Some(labels) => self.guarded(missing, &labels, filtered).await?,
+            Some(_) if enabled(Failpoint::UnintendedKept) => missing,
+            Some(labels) => missing.into_iter().filter(|pod| labels.contains_key(pod)).collect(),
             None => BTreeSet::new(),
         };
         self.known = pods.keys().chain(&guarded).cloned().collect();
@@ -185,31 +201,5 @@ impl IntentWatch {
             intended.hash = hash_of(&intended.manifest, &intended.devices);
         }
         Ok(())
-    }
-
-    /// Of the missing pods, those that are kept running. All of them, if Consul's data was wiped or the token lost
-    /// rights. Otherwise those that still have labels: a farm deletes a pod's labels together with its intent.
-    async fn guarded(
-        &self,
-        missing: BTreeSet<PodId>,
-        labels: &BTreeMap<PodId, Option<RcId>>,
-        filtered: bool,
-    ) -> Result<BTreeSet<PodId>, StoreError> {
-        let probe = key::node_intents(&self.node).key_of("rcfarm-probe");
-        let hidden = match &probe {
-            Some(probe) => match self.env.store.get(probe, Query::CONSISTENT).await {
-                Ok(_) => false,
-                Err(StoreError::Forbidden { .. }) => true,
-                Err(error) => return Err(error),
-            },
-            None => false,
-        };
-        let record = self.env.store.get(&key::node(&self.node), Query::CONSISTENT).await?.value;
-        let created = record.map(|entry| entry.create_index);
-        let wiped = created.is_none() || created != self.data.memory().record_created;
-        if hidden || filtered || wiped || enabled(Failpoint::UnintendedKept) {
-            return Ok(missing);
-        }
-        Ok(missing.into_iter().filter(|pod| labels.contains_key(pod)).collect())
     }
 }

@@ -1,8 +1,9 @@
 //! The node agent: runs the pods that `intent/<node>/` asks for and reports their state.
 //!
 //! Keys read: `intent/<node>/` (one blocking query), `labels/pod/<node>/` for the owners of new pods,
-//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` once per session; before a single instance is
-//! started, `status/pods/<pod>/` and the intents and records of other nodes that have the pod.
+//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` once per session and every five minutes; before a
+//! pod is stopped because it is no longer intended, its `status/pods/<pod>/<node>` and its intent; before a single
+//! instance is started, `status/pods/<pod>/` and the intents and records of other nodes that have the pod.
 //! Keys written, all fenced by the lock on `rcfarm/nodes/<node>`: that record and `labels/node/<node>` when a session
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
 //! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction; at a pod's end its
@@ -13,7 +14,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`plan`], [`restart`], [`report`] | pure: next actions, restart pauses, operations of a report |
+//! | [`plan`], [`proof`] | pure: next actions; proof that the intent of a pod is gone |
+//! | [`restart`], [`report`] | pure: restart pauses, operations of a report |
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`health`] | health checks |
@@ -21,6 +23,7 @@
 //! | `single_instance` | check that no other node runs a single instance |
 //! | `event`, `intended` | events of the loop, intended pods |
 //! | `intents`, `presence` | watch of the intents, session and node record |
+//! | `proof_check` | reads of reports and intents that prove or refute what the agent assumes |
 //! | `pods`, `pod`, `reporter`, `run` | the pods in memory, the writer of reports, the loop |
 
 pub mod cgroup;
@@ -35,6 +38,8 @@ mod pod;
 mod pods;
 mod presence;
 pub mod process;
+pub mod proof;
+mod proof_check;
 pub mod report;
 mod reporter;
 pub mod restart;

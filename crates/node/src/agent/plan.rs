@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::proof::Proof;
 use rcfarm_api::ids::PodId;
 
 /// State of a process.
@@ -47,6 +48,12 @@ pub struct AgentPod {
     pub hash: u64,
     /// Whether other nodes permit its start.
     pub single_instance: SingleInstance,
+    /// Whether its processes may be started: a report names its intent, or they were started before.
+    pub may_start: bool,
+    /// Whether a process of it was ever started.
+    pub was_started: bool,
+    /// What is known of its intent while the list of intents lacks it.
+    pub proof: Proof,
     /// State of each process, by launchable.
     pub processes: BTreeMap<String, AgentPodState>,
 }
@@ -60,6 +67,8 @@ pub struct AgentObserved<'a> {
     /// Pods without an intent that the mass-deletion guard keeps running.
     pub guarded: &'a BTreeSet<PodId>,
     pub pods: &'a BTreeMap<PodId, AgentPod>,
+    /// Whether a proof may be asked for: one at a time.
+    pub can_prove: bool,
     /// Whether the agent's session is live.
     pub has_lease: bool,
     /// Time since the agent's start.
@@ -70,6 +79,8 @@ pub struct AgentObserved<'a> {
 pub enum AgentAction {
     /// Accept the intended manifest and devices.
     Accept(PodId),
+    /// Ask Consul for a proof that the pod's intent is gone.
+    Prove(PodId),
     /// Check that no other node runs the pod.
     CheckSingleInstance(PodId),
     /// Start the process of a launchable.
@@ -90,8 +101,14 @@ pub struct AgentPlan {
     pub again_at: Option<Duration>,
 }
 
+impl AgentPlan {
+    fn wake_at(&mut self, at: Duration) {
+        self.again_at = Some(self.again_at.map_or(at, |other| other.min(at)));
+    }
+}
+
 /// Compares the intended pods with those of the agent. A pod whose hash changed is stopped, then accepted again. A pod
-/// that is no longer intended is stopped, then forgotten.
+/// whose intent is proved to be gone is stopped, then forgotten ([`super::proof`]).
 pub fn plan(observed: AgentObserved<'_>) -> AgentPlan {
     let mut plan = AgentPlan::default();
     for (id, pod) in observed.pods {
@@ -109,15 +126,28 @@ pub fn plan(observed: AgentObserved<'_>) -> AgentPlan {
                 "its manifest or its devices have changed",
                 AgentAction::Accept,
             ),
-            None => {
-                replace(&mut plan, id, pod, "it is no longer intended here", AgentAction::Forget)
-            }
+            None => unintended(&mut plan, observed, id, pod),
         }
     }
     let intended = observed.intents.into_iter().flat_map(BTreeMap::keys);
     let new = intended.filter(|id| !observed.pods.contains_key(id));
     plan.actions.extend(new.cloned().map(AgentAction::Accept));
     plan
+}
+
+/// A pod that the list of intents lacks. What was never started needs no proof.
+fn unintended(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &AgentPod) {
+    let gone = "it is no longer intended here";
+    match pod.proof {
+        _ if !pod.was_started => replace(plan, id, pod, gone, AgentAction::Forget),
+        Proof::Gone => replace(plan, id, pod, gone, AgentAction::Forget),
+        Proof::Lost => keep(plan, observed, id, pod),
+        Proof::Unclear(at) if at > observed.now => plan.wake_at(at),
+        Proof::Unasked | Proof::Unclear(_) if observed.can_prove => {
+            plan.actions.push(AgentAction::Prove(id.clone()));
+        }
+        Proof::Unasked | Proof::Unclear(_) | Proof::Asked => {}
+    }
 }
 
 /// Starts the processes whose pause is over.
@@ -127,6 +157,7 @@ fn keep(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &Age
             AgentPodState::Waiting(_)
                 if pod.single_instance != SingleInstance::NotNeeded && !observed.has_lease => {}
             AgentPodState::Waiting(at) if *at <= observed.now => match pod.single_instance {
+                SingleInstance::NotNeeded if !pod.may_start => {}
                 SingleInstance::NotNeeded | SingleInstance::Confirmed => {
                     plan.actions.push(AgentAction::Start(id.clone(), name.clone()));
                 }
@@ -138,9 +169,7 @@ fn keep(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &Age
                 }
                 SingleInstance::Unchecked | SingleInstance::Checking => {}
             },
-            AgentPodState::Waiting(at) => {
-                plan.again_at = Some(plan.again_at.map_or(*at, |other| other.min(*at)));
-            }
+            AgentPodState::Waiting(at) => plan.wake_at(*at),
             _ => {}
         }
     }

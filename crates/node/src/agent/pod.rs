@@ -10,6 +10,7 @@ use super::driver::{FoundProcess, Launch, ProcessExit, StartFailure, Started};
 use super::health::HealthVerdict;
 use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
+use super::proof::{Expected, Proof};
 use super::report::{PodReport, cut_texts};
 use super::state::{DataDir, StoredPod, read, replace_for};
 use super::users::{UserError, UserIds};
@@ -19,7 +20,9 @@ use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
 use rcfarm_api::node::Health;
-use rcfarm_api::node::status::{ExitReason, LastExit, NodePodPhase, PodStatus, ProcessStatus};
+use rcfarm_api::node::status::{
+    ExitReason, IntentIndex, LastExit, NodePodPhase, PodStatus, ProcessStatus,
+};
 
 pub(super) struct PodTask {
     pub(super) id: PodId,
@@ -35,6 +38,10 @@ pub(super) struct PodTask {
     pub(super) waits_for: Vec<NodeName>,
     /// The task that checks those nodes.
     pub(super) single_instance_check: Option<AbortHandle>,
+    /// Whether a process of it was ever started for this intent, by this agent or one before it.
+    pub(super) was_started: bool,
+    /// What is known of its intent while the list of intents lacks it.
+    pub(super) proof: Proof,
 }
 
 pub(super) struct PodProcess {
@@ -100,6 +107,9 @@ impl Drop for PodTask {
 /// After this many failed starts in a row, the report says that the node cannot start the pod.
 const CANNOT_START_AFTER: u32 = 3;
 
+/// Note in the status of a pod whose intent Consul has lost.
+const LOST: &str = "the pod is not intended, but Consul has lost its past, so it goes on running";
+
 impl PodTask {
     /// An intended pod whose processes wait for their start.
     pub(super) fn new(
@@ -141,6 +151,8 @@ impl PodTask {
             single_instance,
             waits_for: Vec::new(),
             single_instance_check: None,
+            was_started: false,
+            proof: Proof::default(),
         }
     }
 
@@ -155,6 +167,8 @@ impl PodTask {
             single_instance: SingleInstance::NotNeeded,
             waits_for: Vec::new(),
             single_instance_check: None,
+            was_started: false,
+            proof: Proof::default(),
         }
     }
 
@@ -209,6 +223,17 @@ impl PodTask {
             manifest: self.intended.manifest.to_string(),
             owner: self.intended.owner,
             devices: self.intended.devices.clone(),
+            intent_index: self.intended.index,
+        }
+    }
+
+    /// What a report must say to prove that Consul has had the pod's intent.
+    pub(super) fn expected(&self, reported: Option<IntentIndex>) -> Expected {
+        let running = self.processes.values().filter_map(|process| process.running.as_ref());
+        let intents = self.intended.index.into_iter().chain(reported);
+        Expected {
+            intents: intents.filter(|intent| *intent != IntentIndex::NONE).collect(),
+            processes: running.map(|running| (running.pid, running.started_at)).collect(),
         }
     }
 
@@ -217,6 +242,9 @@ impl PodTask {
         AgentPod {
             hash: self.intended.hash,
             single_instance: self.single_instance,
+            may_start: self.was_started,
+            was_started: self.was_started,
+            proof: self.proof,
             processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
         }
     }
@@ -230,6 +258,8 @@ impl PodTask {
 
     /// Adopts what the previous agent left of a process.
     pub(super) fn adopt(&mut self, name: &str, found: FoundProcess, now: Duration) {
+        let is_found = !matches!(found, FoundProcess::Nothing);
+        self.was_started |= is_found || self.processes.get(name).is_some_and(|p| p.attempt > 0);
         match found {
             FoundProcess::Running(running) => self.started(name, running),
             FoundProcess::Exited(exit) => self.ended(name, exit, now),
@@ -450,7 +480,11 @@ impl PodTask {
             processes: statuses,
             notes: self.notes.clone(),
             devices: self.devices(),
+            intent_index: None,
         };
+        if self.proof == Proof::Lost {
+            status.notes.push(LOST.to_owned());
+        }
         cut_texts(&mut status);
         let reality = (launched || is_over).then(|| Arc::clone(&self.intended.manifest));
         PodReport { reality, status }

@@ -25,6 +25,7 @@ use super::tasks::Tasks;
 use super::{AgentSettings, cgroup};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::node::Health;
+use rcfarm_api::node::status::{IntentIndex, PodStatus};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Env, panic_text};
@@ -95,9 +96,17 @@ impl NodePods {
         let pod = self.insert(id.clone(), intended, now);
         if let Err(why) = &pod.spec {
             warn!(pod = %id, why, "pod cannot be run");
-            let stored = pod.stored();
-            // Stored nevertheless: the next agent must delete the status when the intent is deleted.
-            let _ = self.data.keep(&id, &stored);
+        }
+        // Before it is reported: the next agent must delete the status when the intent is deleted.
+        self.store(&id);
+    }
+
+    /// Stores a pod. A failure is told by the next start, which stores it again.
+    pub(super) fn store(&self, id: &PodId) {
+        if let Some(pod) = self.by_id.get(id)
+            && let Err(error) = self.data.keep(id, &pod.stored())
+        {
+            warn!(pod = %id, %error, "the pod cannot be stored");
         }
     }
 
@@ -152,12 +161,14 @@ impl NodePods {
     /// Starts the check that no other node runs a single instance.
     pub(super) fn check_single_instance(&mut self, id: &PodId, presence: Option<PresenceState>) {
         let (Some(presence), Some(pod)) = (presence, self.by_id.get_mut(id)) else { return };
+        let intent = pod.intended.index.unwrap_or(IntentIndex::NONE);
         let check = SingleInstanceCheck {
             store: self.env.store.clone(),
             presence,
             node: self.settings.name.clone(),
             pod: id.clone(),
-            status: pod.report().status,
+            intent,
+            status: PodStatus { intent_index: Some(intent), ..pod.report().status },
             events: self.events.clone(),
         };
         pod.single_instance = SingleInstance::Checking;
@@ -178,6 +189,7 @@ impl NodePods {
         let Some(process) = pod.processes.get_mut(name) else { return };
         process.state = AgentPodState::Starting;
         process.attempt += 1;
+        pod.was_started = true;
         let (driver, data, events) = (self.driver.clone(), self.data.clone(), self.events.clone());
         let (stored, node) = (pod.stored(), self.settings.name.clone());
         let config = pod.spec.as_ref().ok().and_then(|spec| spec.config.clone());

@@ -178,17 +178,12 @@ impl AgentPresence {
             Err(error) => warn!(alert = true, key = %labels_at, %error,
                 "the node's labels cannot be read and are left as they are"),
         }
-        txn.push(Op::Get { key: at.clone() });
         match store.txn(txn.ops()).await? {
             TxnOutcome::Refused(_) => Ok(Registered::Conflict),
-            TxnOutcome::Committed { entries, .. } => {
-                let mine = entries.iter().rev().find(|entry| entry.key == at.as_str());
-                Ok(Registered::Done(PresenceState {
-                    claim: Claim::new(at, kept.epoch().clone()),
-                    health: health.clone(),
-                    created: mine.map_or(Index::ZERO, |entry| entry.create_index),
-                }))
-            }
+            TxnOutcome::Committed { .. } => Ok(Registered::Done(PresenceState {
+                claim: Claim::new(at, kept.epoch().clone()),
+                health: health.clone(),
+            })),
         }
     }
 

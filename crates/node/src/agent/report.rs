@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
+use super::proof::ReportBasis;
 use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId, SessionId};
@@ -50,6 +51,12 @@ impl PodReport {
         [report, shortest]
     }
 
+    /// The operation that only writes the status, for a pod that is to be started once its report names its intent.
+    #[must_use]
+    pub fn announcement(&self, node: &NodeName, pod: &PodId) -> Op {
+        Op::Set { key: key::pod_status(pod, node), value: self.status.encode(), flags: 0 }
+    }
+
     /// The operations of the report. The health key is a lock of `session`, so it vanishes with the agent.
     #[must_use]
     pub fn ops(
@@ -83,6 +90,20 @@ impl PodReport {
                 session: session.clone(),
             },
         ]
+    }
+}
+
+/// The operation that a report of a pod begins with: Consul refuses the report unless this still holds.
+#[must_use]
+pub fn guard(node: &NodeName, pod: &PodId, basis: ReportBasis) -> Option<Op> {
+    match basis {
+        ReportBasis::Intent(intent) => {
+            Some(Op::CheckIndex { key: key::intent(node, pod), index: intent.modify_index })
+        }
+        ReportBasis::Report(_, index) => {
+            Some(Op::CheckIndex { key: key::pod_status(pod, node), index })
+        }
+        ReportBasis::Known(_) | ReportBasis::Hold => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Writes the state of the node's pods to Consul, one transaction at a time.
 //!
-//! A transaction that may have been applied is simply written again: every operation in it is idempotent.
+//! A transaction that may have been applied is simply written again: every operation in it is idempotent. What each
+//! report names, and what must be unchanged when it is written, says [`super::proof`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,19 +13,28 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::event::{AgentEvent, PresenceState};
+use super::intended::NodeIntents;
+use super::plan::SingleInstance;
 use super::pod::PodTask;
+use super::proof::{Listed, PodIntent, ReportBasis, basis};
 use super::report::{
-    PodReport, PodWriteLimiter, WriteDecision, bell, flapping, limited_job_bell, removal,
+    PodReport, PodWriteLimiter, WriteDecision, bell, flapping, guard, limited_job_bell, removal,
 };
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, LONGEST_PAUSE};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::PodId;
-use rcfarm_api::node::status::PodStatus;
+use rcfarm_api::key;
+use rcfarm_api::node::status::{IntentIndex, PodStatus};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Commit, Env, StoreError, TokenBucket, Txn, Writer, panic_text};
+use rcfarm_store::{
+    Commit, Entry, Env, Index, Op, Refusal, StoreError, TokenBucket, Txn, Writer, panic_text,
+};
+
+/// Pause before reports that depend on intents are tried again after Consul refused the token.
+const FORBIDDEN_PAUSE: Duration = Duration::from_secs(5);
 
 /// What Consul has of the pods, and the pacing of writes.
 pub(super) struct Reporter {
@@ -41,6 +51,12 @@ pub(super) struct Reporter {
     /// Pods whose deletion is being written to Consul. If the pod is intended again meanwhile, its new status is
     /// written only after the deletion completes.
     deleting: BTreeSet<PodId>,
+    /// The intent that each pod's last acknowledged report names, and the ModifyIndex of that report.
+    reported: BTreeMap<PodId, (IntentIndex, Index)>,
+    /// Intents as listed that Consul no longer had when a report was written.
+    outdated: BTreeMap<PodId, IntentIndex>,
+    /// The token may not read the intents: until then, no report is written that depends on one.
+    forbidden_until: Option<Instant>,
     /// The first pod that did not fit the last transaction. The next one begins with it.
     first: Option<PodId>,
     /// A transaction is under way.
@@ -51,10 +67,31 @@ pub(super) struct Reporter {
     failures: u32,
 }
 
+/// What Consul holds once a transaction is applied, and what that depends on.
+#[derive(Debug, Default)]
+pub(super) struct SentReports {
+    /// `None`: the pod's keys are deleted.
+    reports: BTreeMap<PodId, Option<PodReport>>,
+    /// By position in the transaction, the pod of each guard and what its report is based on.
+    guards: BTreeMap<usize, (PodId, ReportBasis)>,
+}
+
+/// What follows from the result of a transaction.
+#[must_use]
+pub(super) enum ReportResult {
+    Done,
+    /// The list of intents is old.
+    Outdated,
+    /// A report in Consul is not the one that this agent wrote last.
+    Changed,
+    /// Consul refused the fence.
+    SessionLost,
+}
+
 /// The operations of one transaction, and what Consul holds once it is applied.
 struct Batch {
     txn: Txn<rcfarm_store::Fenced>,
-    reports: BTreeMap<PodId, Option<PodReport>>,
+    sent: SentReports,
     /// When the next report that was held back for its rate may be written.
     again_at: Option<Instant>,
 }
@@ -76,6 +113,9 @@ impl Reporter {
             write_limits: BTreeMap::new(),
             job_bell_limit: TokenBucket::default(),
             deleting: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            outdated: BTreeMap::new(),
+            forbidden_until: None,
             first: None,
             is_writing: false,
             not_before: None,
@@ -101,7 +141,35 @@ impl Reporter {
     /// have.
     pub(super) fn forget(&mut self, id: &PodId) {
         self.write_limits.remove(id);
+        self.accepted(id);
         self.found_in_consul([id.clone()]);
+    }
+
+    /// Discards what an earlier pod of this id reported.
+    pub(super) fn accepted(&mut self, id: &PodId) {
+        self.reported.remove(id);
+        self.outdated.remove(id);
+    }
+
+    /// The intent that a pod's last acknowledged report names, and the ModifyIndex of that report.
+    pub(super) fn reported(&self, id: &PodId) -> Option<(IntentIndex, Index)> {
+        self.reported.get(id).copied()
+    }
+
+    /// ModifyIndex of each report.
+    pub(super) fn all_reported(&self) -> Vec<(PodId, Index)> {
+        self.reported.iter().map(|(id, (_, index))| (id.clone(), *index)).collect()
+    }
+
+    /// Makes reports be written again that Consul no longer has. `pods`: the ModifyIndex that is missing. A report that
+    /// was written meanwhile is not concerned.
+    pub(super) fn write_unless_newer(&mut self, pods: &BTreeMap<PodId, Index>) {
+        for (id, missing) in pods {
+            if self.reported.get(id).is_some_and(|(_, index)| index == missing) {
+                self.reported.remove(id);
+                self.written.remove(id);
+            }
+        }
     }
 
     pub(super) fn is_deleting(&self, id: &PodId) -> bool {
@@ -118,6 +186,7 @@ impl Reporter {
         &mut self,
         presence: Option<&PresenceState>,
         pods: &BTreeMap<PodId, PodTask>,
+        intents: Option<&NodeIntents>,
         tasks: &mut Tasks,
     ) -> Option<Instant> {
         let presence = presence.filter(|presence| presence.claim.is_live())?;
@@ -128,23 +197,39 @@ impl Reporter {
         if let Some(at) = self.not_before.filter(|at| *at > now) {
             return Some(at);
         }
-        let mut batch =
-            Batch { txn: Txn::under(&presence.claim), reports: BTreeMap::new(), again_at: None };
+        let txn = Txn::under(&presence.claim);
+        let mut batch = Batch { txn, sent: SentReports::default(), again_at: None };
         self.add_deletions(&mut batch, pods);
-        self.add_reports(&mut batch, presence, pods, now);
-        let Batch { txn, reports, again_at } = batch;
-        if reports.is_empty() {
+        self.add_reports(&mut batch, presence, pods, intents, now);
+        let Batch { txn, sent, again_at } = batch;
+        if sent.reports.is_empty() {
             return again_at;
         }
         self.is_writing = true;
-        let deleted = reports.iter().filter(|(_, report)| report.is_none());
+        let deleted = sent.reports.iter().filter(|(_, report)| report.is_none());
         self.deleting = deleted.map(|(id, _)| id.clone()).collect();
         let (writer, events) = (self.writer.clone(), self.events.clone());
         tasks.spawn(async move {
-            let outcome = writer.commit(txn).await;
-            let _ = events.send(AgentEvent::Reported(outcome, reports));
+            let outcome = writer.commit_alone(&txn).await;
+            let _ = events.send(AgentEvent::Reported(outcome, sent));
         });
         None
+    }
+
+    /// What the next report of a pod is based on.
+    fn basis_of(&self, pod: &PodTask, intents: Option<&NodeIntents>) -> ReportBasis {
+        let listed = match intents.and_then(|intents| intents.pods.get(&pod.id)) {
+            None => Listed::Missing,
+            Some(listed) if listed.hash == pod.intended.hash => Listed::Same(listed.index),
+            Some(_) => Listed::Replaced,
+        };
+        basis(PodIntent {
+            intent: pod.intended.index,
+            listed,
+            proof: pod.proof,
+            reported: self.reported(&pod.id),
+            outdated: self.outdated.get(&pod.id).copied(),
+        })
     }
 
     fn add_deletions(&self, batch: &mut Batch, pods: &BTreeMap<PodId, PodTask>) {
@@ -154,7 +239,7 @@ impl Reporter {
                 break;
             }
             batch.txn.extend(ops);
-            batch.reports.insert(id.clone(), None);
+            batch.sent.reports.insert(id.clone(), None);
         }
     }
 
@@ -163,6 +248,7 @@ impl Reporter {
         batch: &mut Batch,
         presence: &PresenceState,
         pods: &BTreeMap<PodId, PodTask>,
+        intents: Option<&NodeIntents>,
         now: Instant,
     ) {
         let wall = self.env.clock.wall();
@@ -170,13 +256,36 @@ impl Reporter {
         let alone = Txn::under(&presence.claim);
         let (after, before): (Vec<_>, Vec<_>) = pods
             .iter()
-            .filter(|(_, pod)| !pod.is_first_start())
+            .filter(|(_, pod)| !pod.is_first_start() || self.must_announce(pod))
             .partition(|(id, _)| Some(*id) >= self.first.as_ref());
         self.first = None;
         for (id, pod) in after.into_iter().chain(before) {
-            let (report, panic) = report_of(pod);
+            let basis = self.basis_of(pod, intents);
+            let named = match basis {
+                ReportBasis::Hold => continue,
+                ReportBasis::Intent(_) if self.forbidden_until.is_some_and(|until| until > now) => {
+                    batch.wake_at(self.forbidden_until);
+                    continue;
+                }
+                ReportBasis::Intent(intent)
+                | ReportBasis::Report(intent, _)
+                | ReportBasis::Known(intent) => intent,
+            };
+            let (mut report, panic) = report_of(pod);
+            report.status.intent_index = Some(named);
             let written = self.written.get(id);
             if written.is_some_and(|written| written.as_ref() == Some(&report)) {
+                continue;
+            }
+            let guard = guard(&self.settings.name, id, basis);
+            if pod.is_first_start() {
+                let op = report.announcement(&self.settings.name, id);
+                let ops: Vec<Op> = guard.into_iter().chain([op]).collect();
+                if batch.txn.fits(&ops, self.settings.limits) {
+                    batch.add(id, ops, report, basis);
+                } else {
+                    self.first.get_or_insert_with(|| id.clone());
+                }
                 continue;
             }
             let mut job_bell_limit = self.job_bell_limit;
@@ -185,7 +294,8 @@ impl Reporter {
             bells.extend(limited_job_bell(&mut job_bell_limit, &report, &bell_value, now));
             let ops_of = |report: &PodReport| {
                 let ops = report.ops(&self.settings.name, id, &presence.health, wall);
-                [ops, bells.clone()].concat()
+                let guard: Vec<Op> = guard.iter().cloned().collect();
+                [guard, ops, bells.clone()].concat()
             };
             let limits = self.settings.limits;
             let (mut shown, mut ops) = (None, ops_of(&report));
@@ -206,7 +316,7 @@ impl Reporter {
                     ops = ops_of(&written);
                 }
                 WriteDecision::Wait(at) => {
-                    batch.again_at = Some(batch.again_at.map_or(at, |other| other.min(at)));
+                    batch.wake_at(Some(at));
                     continue;
                 }
             }
@@ -219,43 +329,99 @@ impl Reporter {
                 error!(alert = true, pod = %id, panic, "a panic while a pod was described");
             }
             self.job_bell_limit = job_bell_limit;
-            batch.txn.extend(ops);
-            batch.reports.insert(id.clone(), Some(written));
+            batch.add(id, ops, written, basis);
         }
     }
 
-    /// Handles the result of a transaction. Returns `false` if Consul refused the fence: the session is lost.
-    #[must_use]
+    /// Whether a pod waits for its first start until a report names its intent.
+    fn must_announce(&self, pod: &PodTask) -> bool {
+        let names = self.reported(&pod.id).map(|(intent, _)| intent);
+        !pod.was_started
+            && pod.single_instance == SingleInstance::NotNeeded
+            && (names.is_none() || names != pod.intended.index)
+    }
+
+    /// Handles the result of a transaction.
     pub(super) fn finished(
         &mut self,
-        outcome: Result<Commit, StoreError>,
-        reports: BTreeMap<PodId, Option<PodReport>>,
+        outcome: Result<(Commit, Vec<Entry>), StoreError>,
+        sent: SentReports,
         pods: &BTreeMap<PodId, PodTask>,
-    ) -> bool {
+    ) -> ReportResult {
         self.is_writing = false;
         self.deleting.clear();
+        let SentReports { reports, guards } = sent;
         match outcome {
-            Ok(Commit::Applied(_)) => self.applied(reports, pods),
-            Ok(Commit::ClaimLost) => return false,
-            Ok(Commit::Refused(refusals)) => {
-                let refusals: Vec<String> = refusals.iter().map(|r| format!("{r:?}")).collect();
-                self.failed(&refusals.join("; "));
+            Ok((Commit::Applied(_), entries)) => self.applied(reports, &entries, pods),
+            Ok((Commit::ClaimLost, _)) => return ReportResult::SessionLost,
+            Ok((Commit::Refused(refusals), _)) => return self.refused(&refusals, guards),
+            Err(_) if enabled(Failpoint::ReportAssumed) => {
+                // An announcement is left out: its pod would never be started.
+                let is_started = |id: &PodId| pods.get(id).is_none_or(|pod| pod.was_started);
+                let reports = reports.into_iter().filter(|(id, _)| is_started(id)).collect();
+                self.applied(reports, &[], pods);
             }
-            Err(_) if enabled(Failpoint::ReportAssumed) => self.applied(reports, pods),
             // It may have been applied: it is written again.
-            Err(error) => self.failed(&error.to_string()),
+            Err(error) => {
+                let mut bases = guards.values().map(|(_, basis)| basis);
+                if matches!(error, StoreError::Forbidden { .. })
+                    && bases.any(|basis| matches!(basis, ReportBasis::Intent(_)))
+                {
+                    self.forbidden_until = Some(monotonic() + FORBIDDEN_PAUSE);
+                }
+                self.failed(&error.to_string());
+            }
         }
-        true
+        ReportResult::Done
+    }
+
+    /// Something that a report depends on has changed. The others are written again without it.
+    fn refused(
+        &mut self,
+        refusals: &[Refusal],
+        mut guards: BTreeMap<usize, (PodId, ReportBasis)>,
+    ) -> ReportResult {
+        let mut result = ReportResult::Done;
+        let mut others = Vec::new();
+        for refusal in refusals {
+            match guards.remove(&refusal.op) {
+                Some((id, ReportBasis::Intent(intent))) => {
+                    self.outdated.insert(id, intent);
+                    result = match result {
+                        ReportResult::Changed => ReportResult::Changed,
+                        _ => ReportResult::Outdated,
+                    };
+                }
+                Some((id, _)) => {
+                    self.reported.remove(&id);
+                    self.written.remove(&id);
+                    result = ReportResult::Changed;
+                }
+                None => others.push(format!("{refusal:?}")),
+            }
+        }
+        if !others.is_empty() {
+            self.failed(&others.join("; "));
+        }
+        result
     }
 
     fn applied(
         &mut self,
         reports: BTreeMap<PodId, Option<PodReport>>,
+        entries: &[Entry],
         pods: &BTreeMap<PodId, PodTask>,
     ) {
         self.failures = 0;
         for (id, report) in reports {
-            if report.is_some() {
+            if let Some(written) = &report {
+                let key = key::pod_status(&id, &self.settings.name);
+                let entry = entries.iter().rev().find(|entry| entry.key == key.as_str());
+                if let (Some(entry), Some(named)) = (entry, written.status.intent_index)
+                    && pods.contains_key(&id)
+                {
+                    self.reported.insert(id.clone(), (named, entry.modify_index));
+                }
                 self.written.insert(id, report);
                 continue;
             }
@@ -275,6 +441,21 @@ impl Reporter {
         }
         let pause = backoff(Duration::from_millis(200), LONGEST_PAUSE, self.failures);
         self.not_before = Some(monotonic() + self.env.ids.jitter(pause, 0.5));
+    }
+}
+
+impl Batch {
+    fn wake_at(&mut self, at: Option<Instant>) {
+        self.again_at = [self.again_at, at].into_iter().flatten().min();
+    }
+
+    /// Adds a report. Its guard, if it has one, is the first of its operations.
+    fn add(&mut self, id: &PodId, ops: Vec<Op>, report: PodReport, basis: ReportBasis) {
+        if matches!(basis, ReportBasis::Intent(_) | ReportBasis::Report(..)) {
+            self.sent.guards.insert(self.txn.ops().len(), (id.clone(), basis));
+        }
+        self.txn.extend(ops);
+        self.sent.reports.insert(id.clone(), Some(report));
     }
 }
 

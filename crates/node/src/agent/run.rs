@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
@@ -17,7 +18,9 @@ use super::plan::{AgentAction, AgentObserved, AgentPlan, AgentPod, SingleInstanc
 use super::pod::PodTask;
 use super::pods::NodePods;
 use super::presence::AgentPresence;
-use super::reporter::Reporter;
+use super::proof::{Proof, Verdict};
+use super::proof_check::ProofCheck;
+use super::reporter::{ReportResult, Reporter};
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, AtShutdown, serve};
@@ -36,6 +39,11 @@ pub struct Agent {
 
 /// With [`AtShutdown::StopPods`], how long the agent waits for its pods to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause before a proof that was unclear is asked for again.
+const PROVE_AGAIN: Duration = Duration::from_secs(1);
+/// Interval of comparisons of the reports in Consul with those that the agent wrote.
+const COMPARE_EVERY: Duration = Duration::from_secs(300);
 
 /// Why an agent ended before its shutdown.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +96,8 @@ impl Agent {
             intents: None,
             presence: None,
             is_watching: false,
+            is_proving: false,
+            read_intents_again: Arc::default(),
         };
         agent.pods.adopt().await;
         agent.run(events_in, shutdown).await
@@ -102,6 +112,10 @@ struct AgentLoop {
     /// `None` without a session.
     presence: Option<PresenceState>,
     is_watching: bool,
+    /// A proof is being asked for.
+    is_proving: bool,
+    /// Makes the watch read the intents again.
+    read_intents_again: Arc<Notify>,
 }
 
 impl AgentLoop {
@@ -157,6 +171,9 @@ impl AgentLoop {
                 self.presence = None;
                 self.pods.by_id.values_mut().for_each(PodTask::reset_single_instance);
             }
+            AgentEvent::Proved(verdicts) => self.proved(verdicts),
+            AgentEvent::CompareReports => self.compare_reports(),
+            AgentEvent::Unreported(pods) => self.reporter.write_unless_newer(&pods),
             AgentEvent::SingleInstance(pod) => {
                 if let Some(pod) = self.pods.checking(&pod) {
                     pod.single_instance = SingleInstance::Confirmed;
@@ -182,11 +199,16 @@ impl AgentLoop {
                 });
             }
             AgentEvent::Realities(pods) => self.reporter.found_in_consul(pods),
-            AgentEvent::Reported(outcome, reports) => {
-                if !self.reporter.finished(outcome, reports, &self.pods.by_id)
-                    && let Some(presence) = self.presence.take()
-                {
-                    presence.claim.epoch().end();
+            AgentEvent::Reported(outcome, sent) => {
+                match self.reporter.finished(outcome, sent, &self.pods.by_id) {
+                    ReportResult::Done => {}
+                    ReportResult::Outdated => self.read_intents_again.notify_one(),
+                    ReportResult::Changed => self.compare_reports(),
+                    ReportResult::SessionLost => {
+                        if let Some(presence) = self.presence.take() {
+                            presence.claim.epoch().end();
+                        }
+                    }
                 }
             }
         }
@@ -196,36 +218,96 @@ impl AgentLoop {
         self.reporter.write_again(&self.pods.by_id);
         self.read_realities();
         self.presence = Some(presence);
-        self.store_record_index();
         if !self.is_watching {
             self.is_watching = true;
             self.watch_intents();
+            self.compare_repeatedly();
         }
     }
 
     fn intents_read(&mut self, intents: NodeIntents) {
         for (id, intended) in &intents.pods {
             // The owner may have changed. A pod with another hash is replaced by the plan.
-            if let Some(pod) = self.pods.by_id.get_mut(id)
-                && pod.intended.hash == intended.hash
-            {
+            let Some(pod) = self.pods.by_id.get_mut(id) else { continue };
+            pod.proof = Proof::Unasked;
+            if pod.intended.hash == intended.hash {
+                let is_stored = pod.intended.index == intended.index;
                 pod.intended = intended.clone();
+                if !is_stored {
+                    self.pods.store(id);
+                }
             }
         }
         self.intents = Some(intents);
-        self.store_record_index();
     }
 
-    /// Stores under which node record the intents were last trusted. Another record later means that Consul's data
-    /// was wiped or restored.
-    fn store_record_index(&self) {
-        let trusted = self.intents.as_ref().is_some_and(|intents| intents.guarded.is_empty());
-        if let (Some(presence), true) = (&self.presence, trusted) {
-            let created = Some(presence.created);
-            if let Err(error) = self.pods.data.remember(|memory| memory.record_created = created) {
-                warn!(%error, "the data directory cannot be written");
+    /// Asks Consul whether the intents of these pods are gone.
+    fn prove(&mut self, pods: BTreeSet<PodId>) {
+        let mut asked = BTreeMap::new();
+        for id in pods {
+            let Some(pod) = self.pods.by_id.get_mut(&id) else { continue };
+            pod.proof = Proof::Asked;
+            let reported = self.reporter.reported(&id).map(|(intent, _)| intent);
+            asked.insert(id, pod.expected(reported));
+        }
+        self.is_proving = true;
+        let check = self.proof_check();
+        self.pods.tasks.spawn(check.prove(asked));
+    }
+
+    fn proof_check(&self) -> ProofCheck {
+        let NodePods { env, settings, events, .. } = &self.pods;
+        let (store, node, events) = (env.store.clone(), settings.name.clone(), events.clone());
+        ProofCheck { store, node, events }
+    }
+
+    fn proved(&mut self, verdicts: BTreeMap<PodId, Verdict>) {
+        self.is_proving = false;
+        let again = self.pods.uptime().saturating_add(PROVE_AGAIN);
+        let mut is_lost = false;
+        for (id, verdict) in verdicts {
+            // A pod that is intended again meanwhile needs no proof.
+            let pod = self.pods.by_id.get_mut(&id).filter(|pod| pod.proof == Proof::Asked);
+            let Some(pod) = pod else { continue };
+            pod.proof = match verdict {
+                Verdict::Gone => Proof::Gone,
+                Verdict::Lost => Proof::Lost,
+                Verdict::Unclear => Proof::Unclear(again),
+            };
+            match verdict {
+                Verdict::Gone => {}
+                Verdict::Unclear => self.read_intents_again.notify_one(),
+                Verdict::Lost => {
+                    is_lost = true;
+                    warn!(alert = true, pod = %id,
+                        "Consul has neither the pod's intent nor this agent's report of it: it was wiped, restored or \
+                         replaced. The pod goes on running");
+                }
             }
         }
+        if is_lost {
+            self.reporter.write_again(&self.pods.by_id);
+            self.read_realities();
+        }
+    }
+
+    /// After a restored snapshot, reports are missing or old, and pods that ended have keys again.
+    fn compare_reports(&mut self) {
+        self.read_realities();
+        let check = self.proof_check();
+        self.pods.tasks.spawn(check.compare(self.reporter.all_reported()));
+    }
+
+    fn compare_repeatedly(&mut self) {
+        let (events, ids) = (self.pods.events.clone(), self.pods.env.ids.clone());
+        self.pods.tasks.spawn(async move {
+            loop {
+                sleep(ids.jitter(COMPARE_EVERY, 0.2)).await;
+                if events.send(AgentEvent::CompareReports).is_err() {
+                    return;
+                }
+            }
+        });
     }
 
     fn watch_intents(&mut self) {
@@ -235,6 +317,7 @@ impl AgentLoop {
             data: self.pods.data.clone(),
             events: self.pods.events.clone(),
             known: self.pods.by_id.keys().cloned().collect(),
+            again: self.read_intents_again.clone(),
         };
         self.pods.tasks.spawn(watch.run());
     }
@@ -259,8 +342,17 @@ impl AgentLoop {
             if plan.actions.is_empty() {
                 return plan.again_at.and_then(|at| self.pods.started_at.checked_add(at));
             }
+            let mut to_prove = BTreeSet::new();
             for action in plan.actions {
-                self.execute(action);
+                match action {
+                    AgentAction::Prove(id) => {
+                        to_prove.insert(id);
+                    }
+                    action => self.execute(action),
+                }
+            }
+            if !to_prove.is_empty() {
+                self.prove(to_prove);
             }
         }
     }
@@ -280,6 +372,7 @@ impl AgentLoop {
             intents: hashes.as_ref(),
             guarded: self.intents.as_ref().map_or(&none, |intents| &intents.guarded),
             pods: &pods,
+            can_prove: !self.is_proving,
             has_lease: self.presence.as_ref().is_some_and(|p| p.claim.epoch().is_live()),
             now: self.pods.uptime(),
         })
@@ -287,9 +380,11 @@ impl AgentLoop {
 
     fn execute(&mut self, action: AgentAction) {
         match action {
+            AgentAction::Prove(_) => {}
             AgentAction::Accept(id) => {
                 let intended = self.intents.as_ref().and_then(|intents| intents.pods.get(&id));
                 if let Some(intended) = intended.cloned() {
+                    self.reporter.accepted(&id);
                     self.pods.accept(id, intended);
                 }
             }
@@ -311,7 +406,12 @@ impl AgentLoop {
     /// The pod as the plan sees it. While its deletion is being written, no check for other instances begins: the
     /// check writes the status that the deletion would delete.
     fn observed(&self, pod: &PodTask) -> AgentPod {
-        let observed = pod.observed();
+        let mut observed = pod.observed();
+        let names = self.reporter.reported(&pod.id).map(|(intent, _)| intent);
+        observed.may_start |= names.is_some() && names == pod.intended.index;
+        if enabled(Failpoint::ListIsProof) {
+            observed.proof = Proof::Gone;
+        }
         match observed.single_instance {
             SingleInstance::Unchecked if self.reporter.is_deleting(&pod.id) => {
                 AgentPod { single_instance: SingleInstance::Checking, ..observed }
@@ -322,13 +422,14 @@ impl AgentLoop {
 
     fn report(&mut self) -> Option<Instant> {
         let NodePods { by_id, tasks, .. } = &mut self.pods;
-        self.reporter.write(self.presence.as_ref(), by_id, tasks)
+        self.reporter.write(self.presence.as_ref(), by_id, self.intents.as_ref(), tasks)
     }
 
     /// Stops every pod and waits until their keys are deleted, at most [`STOP_TIMEOUT`].
     async fn stop_all_pods(&mut self, events_in: &mut UnboundedReceiver<AgentEvent>) {
         let until = monotonic() + STOP_TIMEOUT;
         self.intents = Some(NodeIntents::default());
+        self.pods.by_id.values_mut().for_each(|pod| pod.proof = Proof::Gone);
         loop {
             self.act();
             self.report();

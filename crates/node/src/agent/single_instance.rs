@@ -1,7 +1,7 @@
 //! Check before the start of a single instance: no other node may still run it.
 //!
 //! 1. The agent announces the pod: it writes `status/pods/<pod>/<node>` in a fenced transaction. Consul refuses it
-//!    unless the pod is intended here and the node's session holds. From then on every other agent sees it.
+//!    unless the pod's intent here is unchanged and the node's session holds. From then on every other agent sees it.
 //! 2. It lists the other nodes that announced the pod. Where the pod is also intended, it is another replica. Where it
 //!    is not, it is being stopped and the agent waits: an agent deletes the status once no process is left.
 //! 3. A node without a session stops its single instances before its lease ends. The agent waits that long.
@@ -26,7 +26,7 @@ use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
-use rcfarm_api::node::status::PodStatus;
+use rcfarm_api::node::status::{IntentIndex, PodStatus};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Commit, Op, Query, Store, StoreError, Txn, TxnLimits, TxnOutcome, Writer};
 
@@ -39,6 +39,9 @@ pub(super) struct SingleInstanceCheck {
     pub(super) presence: PresenceState,
     pub(super) node: NodeName,
     pub(super) pod: PodId,
+    /// The intent that the pod is run for.
+    pub(super) intent: IntentIndex,
+    /// Names that intent.
     pub(super) status: PodStatus,
     pub(super) events: UnboundedSender<AgentEvent>,
 }
@@ -50,7 +53,7 @@ impl SingleInstanceCheck {
         let mut announced = false;
         while self.presence.claim.is_live() {
             match self.check(&mut announced, &mut gone_since).await {
-                // Not intended here: the next read of the intents removes the pod, unless the intent is back already.
+                // Not intended here, or by another version: the next read of the intents shows it.
                 Ok(None) => announced = false,
                 Ok(Some(others)) if others.is_empty() => {
                     let _ = self.events.send(AgentEvent::SingleInstance(self.pod));
@@ -87,11 +90,11 @@ impl SingleInstanceCheck {
         Ok(Some(others))
     }
 
-    /// Writes the status. `false`: the pod is not intended here, or the claim is lost.
+    /// Writes the status. `false`: that intent is not there any more, or the claim is lost.
     async fn announce(&self) -> Result<bool, StoreError> {
         let mut txn = Txn::under(&self.presence.claim);
-        // Consul refuses a `get` of an absent key, and with it the transaction.
-        txn.push(Op::Get { key: key::intent(&self.node, &self.pod) });
+        let (key, index) = (key::intent(&self.node, &self.pod), self.intent.modify_index);
+        txn.push(Op::CheckIndex { key, index });
         let key = key::pod_status(&self.pod, &self.node);
         txn.push(Op::Set { key, value: self.status.encode(), flags: 0 });
         let committed = Writer::new(self.store.clone()).commit(txn).await?;

@@ -35,8 +35,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::users::UserIds;
-use rcfarm_api::Index;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
+use rcfarm_api::node::status::IntentIndex;
 
 /// State that survives a restart of the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,8 +44,6 @@ use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
 pub struct Memory {
     /// Sessions that may still exist.
     pub sessions: Vec<SessionId>,
-    /// CreateIndex of the node's record when the intents were last trusted.
-    pub record_created: Option<Index>,
 }
 
 /// A pod as last intended.
@@ -58,6 +56,9 @@ pub struct StoredPod {
     /// Its allocated devices.
     #[serde(default)]
     pub devices: BTreeMap<String, std::collections::BTreeSet<u32>>,
+    /// The intent, as last read.
+    #[serde(default)]
+    pub intent_index: Option<IntentIndex>,
 }
 
 /// The data directory, held by this agent.
@@ -303,7 +304,8 @@ mod tests {
     use super::*;
 
     fn kept(manifest: &str) -> StoredPod {
-        StoredPod { manifest: manifest.to_owned(), owner: None, devices: BTreeMap::new() }
+        let (manifest, devices) = (manifest.to_owned(), BTreeMap::new());
+        StoredPod { manifest, owner: None, devices, intent_index: None }
     }
 
     #[test]

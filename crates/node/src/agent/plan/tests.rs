@@ -8,7 +8,14 @@ fn id(n: u8) -> PodId {
 
 fn pod(hash: u64, states: &[AgentPodState]) -> AgentPod {
     let processes = states.iter().enumerate().map(|(n, state)| (n.to_string(), *state));
-    AgentPod { hash, single_instance: SingleInstance::NotNeeded, processes: processes.collect() }
+    AgentPod {
+        hash,
+        single_instance: SingleInstance::NotNeeded,
+        may_start: true,
+        was_started: true,
+        proof: Proof::Gone,
+        processes: processes.collect(),
+    }
 }
 
 fn decide(
@@ -23,7 +30,8 @@ fn decide(
     let guarded = guarded.iter().map(|n| id(*n)).collect();
     let pods = pods.iter().map(|(n, pod)| (id(*n), pod.clone())).collect();
     let intents = intents.as_ref();
-    plan(AgentObserved { intents, guarded: &guarded, pods: &pods, has_lease, now })
+    let (guarded, pods) = (&guarded, &pods);
+    plan(AgentObserved { intents, guarded, pods, can_prove: true, has_lease, now })
 }
 
 #[test]
@@ -56,6 +64,35 @@ fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
         [Start(id(1), "1".into())]
     );
     assert_eq!(actions(Some(&[]), &[1], pod(7, &[AgentPodState::Running])), []);
+}
+
+#[test]
+fn plan_stops_nothing_without_proof() {
+    use AgentAction::{Forget, Prove, Start};
+    let now = Duration::from_secs(3_600);
+    let due = AgentPodState::Waiting(now);
+    let actions = |proof, state| {
+        let pod = AgentPod { proof, ..pod(7, &[state]) };
+        decide(Some(&[]), &[], &[(1, pod)], true, now).actions
+    };
+    for state in [AgentPodState::Running, AgentPodState::Ended, due] {
+        assert_eq!(actions(Proof::Unasked, state), [Prove(id(1))]);
+        assert_eq!(actions(Proof::Asked, state), []);
+        assert_eq!(actions(Proof::Unclear(now), state), [Prove(id(1))]);
+        assert_eq!(actions(Proof::Unclear(now + Duration::from_secs(1)), state), []);
+    }
+    assert_eq!(actions(Proof::Lost, AgentPodState::Running), []);
+    assert_eq!(actions(Proof::Lost, due), [Start(id(1), "0".into())], "it goes on");
+    let never = AgentPod { proof: Proof::Unasked, was_started: false, ..pod(7, &[due]) };
+    let forgotten = decide(Some(&[]), &[], &[(1, never)], true, now).actions;
+    assert_eq!(forgotten, [Forget(id(1))], "what was never started needs no proof");
+}
+
+#[test]
+fn plan_starts_nothing_before_it_is_reported() {
+    let now = Duration::from_secs(3_600);
+    let waiting = AgentPod { may_start: false, ..pod(7, &[AgentPodState::Waiting(now)]) };
+    assert_eq!(decide(Some(&[(1, 7)]), &[], &[(1, waiting)], true, now).actions, []);
 }
 
 #[test]
@@ -127,6 +164,7 @@ proptest! {
                     prop_assert!(!guarded.iter().any(|n| id(*n) == *pod));
                     prop_assert_ne!(hash_of(pod), Some(known[pod].hash));
                 }
+                AgentAction::Prove(_) => prop_assert!(false, "every pod is proved to be gone"),
                 AgentAction::Accept(pod) => prop_assert!(hash_of(pod).is_some()),
                 AgentAction::CheckSingleInstance(_) => prop_assert!(false, "no pod is a single instance"),
                 AgentAction::Start(pod, name) => {
