@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use clap::Parser;
-use rcfarm_sim::mutation::catch_all;
+use rcfarm_sim::mutation::{Case, catch_all};
 use rcfarm_sim::page;
 use rcfarm_sim::shrink::shrink;
 use rcfarm_sim::tally::Tally;
@@ -55,6 +55,9 @@ struct Args {
     /// docs/invariants.md.
     #[arg(long, conflicts_with_all = ["seeds", "seed"])]
     mutations: bool,
+    /// With --mutations: only the cases whose name contains this.
+    #[arg(long, requires = "mutations")]
+    layer: Option<String>,
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -133,16 +136,19 @@ fn main() -> ExitCode {
         return one(&args, seed, Schedule::draw(seed, args.scenario.unwrap_or_default()));
     }
     if args.mutations {
-        return mutations(args.scenario);
+        return mutations(&args);
     }
     let bad = many(&args);
     ExitCode::from(u8::from(bad))
 }
 
-fn mutations(scenario: Option<Scenario>) -> ExitCode {
+fn mutations(args: &Args) -> ExitCode {
     let old = std::fs::read_to_string("docs/contribute/failpoints.md").unwrap_or_default();
-    let of = scenario.map_or(vec![Scenario::Services, Scenario::Batch], |one| vec![one]);
-    let (page, missed) = catch_all(&of, &old, |case, caught| {
+    let of = |case: &Case| {
+        args.scenario.is_none_or(|scenario| scenario == case.scenario)
+            && args.layer.as_ref().is_none_or(|layer| case.name().contains(layer))
+    };
+    let (page, missed) = catch_all(of, &old, |case, caught| {
         let how = caught.as_ref().map_or("not caught".to_owned(), |caught| {
             format!("seed {}: invariant {}", caught.seed, caught.violation.invariant)
         });

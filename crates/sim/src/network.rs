@@ -365,8 +365,15 @@ impl Reader for Network {
     }
 
     async fn ask(&self, questions: &[Question]) -> Result<TxnOutcome, StoreError> {
-        let subject =
-            questions.first().map(Op::from).map_or_else(String::new, |op| op.subject().to_owned());
+        let ops: Vec<Op> = questions.iter().map(Op::from).collect();
+        let hidden = self.link.lock().weather.hidden.clone();
+        let is_hidden = |key: &str| hidden.as_ref().is_some_and(|h| key.starts_with(h.as_str()));
+        // Consul refuses a check of a hidden key. A `get` of one is answered without its entry.
+        let is_forbidden =
+            |op: &&Op| matches!(op, Op::CheckIndex { .. }) && is_hidden(op.subject());
+        let shown = ops.iter().find(is_forbidden);
+        let shown = shown.or_else(|| ops.iter().find(|op| !is_hidden(op.subject())));
+        let subject = shown.map_or("-", Op::subject).to_owned();
         let questions = questions.to_vec();
         let call = move |c: Emulator| -> BoxFuture<'static, _> {
             Box::pin(async move { c.ask(&questions).await })
@@ -374,6 +381,9 @@ impl Reader for Network {
         let kind = Kind::Read { blocks: Duration::ZERO };
         let mut answer = self.send(kind, &subject, false, Box::new(call)).await;
         met_if(true, if answer.is_ok() { Occasion::ChangesAsked } else { Occasion::PartMissed });
+        if let Ok(TxnOutcome::Committed { entries, .. }) = &mut answer {
+            entries.retain(|entry| !is_hidden(&entry.key));
+        }
         if let (true, Ok(TxnOutcome::Committed { entries, .. })) = (self.link.is_newer, &mut answer)
         {
             entries.iter_mut().for_each(version_skew::read);
@@ -446,6 +456,15 @@ impl Store for Network {
 
     async fn txn(&self, ops: &[Op]) -> Result<TxnOutcome, StoreError> {
         self.checker.write_begins(self.link.actor, ops, monotonic());
+        let hidden = self.link.lock().weather.hidden.clone();
+        let is_hidden = |op: &&Op| {
+            let key = op.subject();
+            matches!(op, Op::CheckIndex { .. })
+                && hidden.as_ref().is_some_and(|hidden| key.starts_with(hidden.as_str()))
+        };
+        if let Some(op) = ops.iter().find(is_hidden) {
+            return Err(StoreError::Forbidden { what: op.subject().to_owned() });
+        }
         let subject = ops.first().map_or("", Op::subject).to_owned();
         let sent = Arc::new(Sent::of(ops));
         let ops = if self.link.is_newer { version_skew::written(ops) } else { ops.to_vec() };

@@ -1,7 +1,7 @@
 //! Counts occasions in which an invariant could have been violated: an invariant without occasions is not tested.
 //!
-//! A check or the world reports an occasion with [`met`]. Each occasion must occur in a minimum number of the suite's
-//! thousand worlds, which the suite checks.
+//! A check or the world reports an occasion with [`met`]. Each occasion must occur in a minimum number of a thousand
+//! worlds, which the suite checks for its own number of worlds.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ pub struct ReachedRow {
     pub invariant: u32,
     /// Description.
     pub what: &'static str,
-    /// Fewest of the suite's thousand worlds in which it must occur.
+    /// Fewest of a thousand worlds in which it must occur.
     pub least: u64,
 }
 
@@ -71,6 +71,7 @@ occasions! { Services: {
     3 RelabelledAway = "a record was relabelled so that its owner must release it", 100;
     4 LockEnded = "a session ended that held a record's lock", 500;
     6 CountReached = "pods were added up to the count", 500;
+    6 Deallocated = "a user took a pod away and lowered the count in one breath", 50;
     7 DownPassedOver = "a pod was placed while a free matching node was down", 20;
     7 DrainedPassedOver = "a pod was placed while a free matching node was drained", 25;
     7 OthersPassedOver = "a pod was placed while another node's labels did not match", 80;
@@ -87,6 +88,7 @@ occasions! { Services: {
     28 OwnerEnded = "a farm that owned records ended for good", 300;
     29 PoisonedAtRest = "a record kept failing while everything else was idle", 80;
     32 StoppedByAgent = "an agent stopped a process", 40;
+    32 KeptLost = "at rest a pod ran that only a restored snapshot lacked", 1;
     35 Adopted = "an agent found processes of the agent before it", 25;
     36 UnwantedRuns = "when the faults ended, a process ran that was not intended", 3;
     37 ExitReported = "an agent reported a process that ended for good", 10;

@@ -25,11 +25,11 @@ impl Tally {
         }
     }
 
-    /// Occasions of a scenario that occurred in too few worlds.
+    /// Occasions of a scenario that occurred in too few of the worlds, as measured by a thousand.
     #[must_use]
     pub fn lacking(&self, scenario: Scenario) -> Vec<&'static ReachedRow> {
         let rows = TABLE.iter().filter(|row| row.scenario == scenario);
-        rows.filter(|row| self.worlds_with(row) < row.least).collect()
+        rows.filter(|row| self.worlds_with(row) * 1_000 < row.least * self.worlds).collect()
     }
 
     fn worlds_with(&self, row: &ReachedRow) -> u64 {

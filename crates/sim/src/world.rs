@@ -208,6 +208,7 @@ impl World {
             RcAction::Mend(n) => users.mend_rc(*n, "web"),
             RcAction::Delete(n) => users.delete_rc(*n),
             RcAction::GivePod(from, to) => users.give_pod(*from, *to),
+            RcAction::Deallocate(n) => users.deallocate(*n),
             RcAction::DropIntent(n) => users.drop_rc_intent(*n),
             RcAction::Squat(n, record) => users.squat(&node(*n), *record),
             RcAction::Unsquat(n, record) => users.unsquat(&node(*n), *record),

@@ -8,14 +8,14 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 
 /// 32: an agent stops a process. What is wrong with that: its intent was there, unchanged, all the time since it was
-/// started, or only a restored snapshot took it away.
+/// started, or only a restored snapshot took it away. A snapshot that has another intent for the pod replaces it.
 #[must_use]
 pub fn check_stop(model: &AgentModel, place: &PodRef, run: &ProcessRun) -> Option<String> {
     met(Occasion::StoppedByAgent);
     let intents = model.intents.get(place);
     let proof = |intended: &IntendedPod| {
         let is_same = intended.manifest.as_deref() == Some(run.manifest.as_bytes());
-        !is_same && !intended.by_restore
+        !is_same && (!intended.by_restore || intended.manifest.is_some())
     };
     let is_proven = intents.is_none_or(|intents| intents.ever(run.since, true, proof));
     let PodRef { node, pod } = place;

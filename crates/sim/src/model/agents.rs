@@ -54,6 +54,13 @@ impl AgentModel {
         self.intents.get(place)?.now()?.manifest.as_ref()
     }
 
+    /// Whether a restored snapshot is why nothing is intended at a place.
+    #[must_use]
+    pub fn is_lost(&self, place: &PodRef) -> bool {
+        let now = self.intents.get(place).and_then(Timeline::now);
+        now.is_some_and(|now| now.by_restore && now.manifest.is_none())
+    }
+
     /// Takes a change in. `None`: it is about no pod of such a node, or removed what was reported.
     pub fn apply(&mut self, at: Duration, change: &KvChange) -> Option<NodeEvent> {
         self.set(at, &change.key, change.after.as_ref(), false)

@@ -86,6 +86,8 @@ pub enum RcAction {
     Delete(usize),
     GivePod(usize, usize),
     DropIntent(usize),
+    /// A user takes a pod away and lowers the count, in one breath.
+    Deallocate(usize),
     /// A user puts a pod with the RC's pod id on this node.
     Squat(usize, usize),
     Unsquat(usize, usize),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::action::{Fault, SimAction};
+use super::action::SimAction;
 use super::builder::ScheduleBuilder;
 use super::recorded::{FarmDesign, Schedule, Setup, Timed};
 use super::{jobs, services};
@@ -13,6 +13,8 @@ use crate::workload::documents::KINDS;
 
 /// Of a thousand worlds, this many have a hostile tenant.
 const HOSTILE: u32 = 120;
+/// Of a thousand worlds with replication controllers, in this many users take pods away by hand.
+const DEALLOCATED: u32 = 250;
 /// Jumps of clocks, in seconds, where no timer of a job depends on them.
 const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
 /// Jumps where one does.
@@ -60,15 +62,17 @@ impl Schedule {
         let jobs = kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect();
         // From a stream of their own, so that they change nothing else.
         builder.rng = SimRng::new(seed ^ 0x0061_6765_6e74);
-        let restores = builder.actions.iter().any(|(_, act)| *act == Fault::Restore.into());
-        // After a restored snapshot an agent does not report again what the snapshot undid (37).
-        let agents = if restores { Vec::new() } else { agents(&mut builder.rng, mix) };
+        let agents = agents(&mut builder.rng, mix, lost);
         if !agents.is_empty() {
             builder.agents(&agents);
         }
         builder.rng = SimRng::new(seed ^ 0x686f_7374_696c_6531);
         if builder.rng.permille(HOSTILE) {
             builder.hostile(mix);
+        }
+        builder.rng = SimRng::new(seed ^ 0x6465_616c_6c6f);
+        if mix.services && builder.rng.permille(DEALLOCATED) {
+            builder.deallocations();
         }
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();
@@ -104,11 +108,10 @@ fn farms(rng: &mut SimRng, mix: Mix) -> Vec<FarmDesign> {
     farms
 }
 
-/// In a quarter of the worlds with replication controllers the real agent runs a node, one that says what it has. More
-/// agents would take much time. In worlds of jobs alone it leads to the bugs of `schedules/known/27-agent-jobs-*.json`.
-fn agents(rng: &mut SimRng, mix: Mix) -> Vec<usize> {
-    let chosen = *rng.pick(&[0, 1, 3, 4]);
-    if rng.permille(250) && mix.services { vec![chosen] } else { Vec::new() }
+/// In a quarter of the worlds the real agent runs a node, one that says what it has. More agents would take much time.
+fn agents(rng: &mut SimRng, mix: Mix, lost: Option<usize>) -> Vec<usize> {
+    let chosen = *rng.pick(if mix.services { &[0, 1, 3, 4] } else { &[0, 1, 2, 3] });
+    if rng.permille(250) && lost != Some(chosen) { vec![chosen] } else { Vec::new() }
 }
 
 fn pick<'d>(rng: &mut SimRng, farms: &'d mut [FarmDesign]) -> &'d mut FarmDesign {

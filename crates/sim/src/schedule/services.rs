@@ -137,6 +137,19 @@ impl ScheduleBuilder {
         }
     }
 
+    /// Users take pods away and lower the count, while the other records are scaled all the time.
+    pub fn deallocations(&mut self) {
+        for _ in 0..1 + self.rng.below(3) {
+            let (at, record) = (self.moment(), self.rng.below(RECORDS));
+            let (other, count) = (self.rng.below(RECORDS), self.rc_count());
+            if other != record {
+                self.at(at, RcAction::Scale(other, count));
+            }
+            let soon = self.soon(at);
+            self.at(soon, RcAction::Deallocate(record));
+        }
+    }
+
     fn rc_count(&mut self) -> i64 {
         i64::try_from(self.rng.below(6)).unwrap_or(0)
     }

@@ -160,6 +160,20 @@ impl Workload {
         let _ = self.checker.now(SimActor::User, delete);
     }
 
+    /// As `p2-rm --deallocate`: disables the record, deletes a pod, lowers the count and enables the record again, in one
+    /// breath. Each is a write of its own, so that a farm may see any of them with older others.
+    pub fn deallocate(&self, n: usize) {
+        let places = self.checker.look(|model, _| model.services.places(rc_id(n)));
+        let is_enabled = self.read(n).is_some_and(|record| !record.disabled);
+        let Some(PodRef { node, pod }) = places.first().filter(|_| is_enabled) else { return };
+        met(Occasion::Deallocated);
+        self.disable(n, true);
+        let keys = [key::pod_labels(node, pod), key::intent(node, pod)];
+        self.txn(&keys.map(|key| Op::Delete { key }));
+        self.edit_rc(n, |record| record.replicas_desired = (record.replicas_desired - 1).max(0));
+        self.disable(n, false);
+    }
+
     /// Writes a pod by hand on a node where a record's pod may be placed.
     pub fn squat(&self, node: &NodeName, n: usize) {
         let place = PodRef { node: node.clone(), pod: pod_id(n) };
