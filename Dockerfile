@@ -8,10 +8,12 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 
 FROM debian:bookworm-slim
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates libssl3 \
+    && apt-get install --yes --no-install-recommends ca-certificates libssl3 tini \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --no-create-home --shell /usr/sbin/nologin rcfarm
+    && useradd --system --no-create-home --shell /usr/sbin/nologin rcfarm \
+    && install --directory --owner=rcfarm --group=rcfarm --mode=0711 /var/lib/rcfarm
 COPY --from=build /usr/local/bin/rcfarm /usr/local/bin/
 USER rcfarm
-ENTRYPOINT ["rcfarm"]
+# As process 1, tini waits for processes that pods leave behind.
+ENTRYPOINT ["tini", "--", "rcfarm"]
 CMD ["help"]

@@ -38,6 +38,8 @@ pub(super) struct NodeRow {
     pub(super) agent_session: Option<SessionId>,
     /// Time of the last change of a pod's health.
     pub(super) last_heard: Option<Timestamp>,
+    /// What its agent wants an operator to see to.
+    pub(super) problem: Option<String>,
     /// Errors in its record and labels.
     pub(super) invalid: Vec<String>,
 }
@@ -61,6 +63,7 @@ impl NodeRow {
             agent_version: record.and_then(|record| record.agent_version.clone()),
             agent_session: node.agent().cloned(),
             last_heard,
+            problem: record.and_then(|record| record.problem.clone()),
             invalid: node.invalid(),
         }
     }
@@ -92,8 +95,11 @@ pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow
     let row = |node: &NodeSnapshot| NodeRow::of(node, count(node), heard.get(&node.name).copied());
     let rows: Vec<(&NodeSnapshot, NodeRow)> =
         nodes.values().map(|node| (node, row(node))).collect();
-    for why in rows.iter().flat_map(|(_, row)| &row.invalid) {
-        context.note(why);
+    for (_, row) in &rows {
+        row.invalid.iter().for_each(|why| context.note(why));
+        if let Some(problem) = &row.problem {
+            context.note(format!("{}: {problem}", row.name));
+        }
     }
     let shown: Vec<&NodeRow> = rows.iter().map(|(_, row)| row).collect();
     context.show(&shown, || {

@@ -76,7 +76,8 @@ async fn list_tells_what_each_node_is_fit_for() {
         json!({
             "name": "n2", "state": "ready", "draining": false, "drain_deadline": null, "pods": 0,
             "labels": {"role": "web"}, "address": "10.0.0.1", "agent_version": "1.2.3",
-            "agent_session": held, "last_heard": null, "invalid": [],
+            "agent_session": held, "last_heard": null, "problem": null,
+            "invalid": [],
             "capacity": {"cpu_milli": 4000, "memory_bytes": 8u64 << 30, "devices": {"gpu": 2}},
         })
     );

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rcfarm_api::key;
 use rcfarm_api::node::status::NodePodPhase;
 
-use crate::harness::{Host, id, is_alive};
+use crate::harness::{Host, HttpCluster, id, is_alive};
 use rcfarm_testing::wait::{eventually, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,4 +102,26 @@ fn kill(pid: i32) {
             .unwrap()
             .success()
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_directory_that_cannot_be_written_is_in_node_list() {
+    let cluster = HttpCluster::new().await;
+    let agent = cluster.agent_process("n1", &[]);
+    let lease = cluster.dir.path().join("nodes/n1/lease");
+    eventually("the lease", || lease.is_file()).await;
+    // As with a full disk: nothing can be put in its place.
+    eventually("a directory in its place", || {
+        let _ = std::fs::remove_file(&lease);
+        std::fs::create_dir(&lease).is_ok()
+    })
+    .await;
+    std::fs::write(lease.join("full"), "").unwrap();
+    let problem = async || cluster.json(&["node", "list"]).await[0]["problem"].clone();
+    until("node list says so", async || problem().await.is_string()).await;
+    let listed = cluster.run(&["node", "list"]).await;
+    assert!(listed.stderr.contains("n1: the data directory cannot be written"), "{listed:?}");
+    std::fs::remove_dir_all(&lease).unwrap();
+    until("it is mended", async || problem().await.is_null()).await;
+    agent.stop().await;
 }

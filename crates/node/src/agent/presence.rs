@@ -1,12 +1,12 @@
 //! The node's registration: its session, record, labels and lease.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::event::{AgentEvent, PresenceState};
 use super::state::{DataDir, replace};
@@ -29,6 +29,8 @@ pub(super) struct AgentPresence {
     pub(super) settings: Arc<AgentSettings>,
     pub(super) data: Arc<DataDir>,
     pub(super) events: UnboundedSender<AgentEvent>,
+    /// What the node's record says of the data directory.
+    pub(super) problem: Mutex<Option<String>>,
 }
 
 enum Registered {
@@ -50,7 +52,7 @@ impl AgentPresence {
         };
         let keeper = Keeper::new(&self.env, member, self.settings.session.clone());
         self.end_old_sessions().await;
-        let mut failures = 0;
+        let (mut failures, mut is_refused) = (0, false);
         while !shutdown.is_cancelled() {
             let ended = tokio::select! {
                 biased;
@@ -58,9 +60,14 @@ impl AgentPresence {
                 ended = self.session(&keeper) => ended,
             };
             match ended {
-                Ok(()) => failures = 0,
+                Ok(()) => (failures, is_refused) = (0, false),
                 Err(error) => {
                     failures += 1;
+                    if matches!(error, StoreError::Forbidden { .. }) && !is_refused {
+                        is_refused = true;
+                        error!(alert = true, node = %self.settings.name, %error,
+                            "Consul refuses the agent's token: its pods keep running, and nothing is started or stopped");
+                    }
                     if failures == 1 || failures % 10 == 0 {
                         warn!(%error, failures, "the node cannot be registered; its pods keep running");
                     }
@@ -127,7 +134,7 @@ impl AgentPresence {
             match self.try_register(kept, health).await? {
                 Registered::Done(presence_state) => {
                     info!(node = %self.settings.name, session = %kept.epoch().session(), "node registered");
-                    self.write_lease(kept);
+                    let _ = self.write_lease(kept);
                     let _ = self.events.send(AgentEvent::Presence(presence_state));
                     return Ok(());
                 }
@@ -200,6 +207,7 @@ impl AgentPresence {
             ports: settings.ports,
             agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             session: Some(session.clone()),
+            problem: self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             lease_ms: u64::try_from(lease.as_millis()).ok(),
             ..old.cloned().unwrap_or_default()
         }
@@ -222,7 +230,7 @@ impl AgentPresence {
     async fn keep_registered(&self, keeper: &Arc<Keeper>, kept: &KeptSession, health: &SessionId) {
         tokio::select! {
             biased;
-            () = self.keep_lease(kept) => {}
+            () = self.keep_lease(kept, health) => {}
             () = keeper.renew_until_gone(health) => {}
             () = self.watch_record(kept) => {
                 warn!(node = %self.settings.name, "the lock on the node's record was lost; registering again");
@@ -231,13 +239,16 @@ impl AgentPresence {
     }
 
     /// Rewrites the lease file, which the shims read, at most 500 ms after the session was renewed.
-    async fn keep_lease(&self, kept: &KeptSession) {
+    async fn keep_lease(&self, kept: &KeptSession, health: &SessionId) {
         let mut written = kept.epoch().good_until();
         while kept.epoch().is_live() {
             sleep(Duration::from_millis(500)).await;
             if kept.epoch().good_until() != written {
                 written = kept.epoch().good_until();
-                self.write_lease(kept);
+                let has_changed = self.write_lease(kept);
+                if has_changed && let Err(error) = self.try_register(kept, health).await {
+                    warn!(%error, "the node's record cannot be written");
+                }
             }
         }
     }
@@ -267,12 +278,23 @@ impl AgentPresence {
         }
     }
 
-    fn write_lease(&self, kept: &KeptSession) {
+    /// Returns whether the node's record has to say something else now.
+    fn write_lease(&self, kept: &KeptSession) -> bool {
         let rest = kept.epoch().good_until().saturating_duration_since(monotonic());
         let until = since_boot() + u64::try_from(rest.as_millis()).unwrap_or(0);
-        if let Err(error) = replace(&self.data.lease(), until.to_string().as_bytes()) {
-            warn!(%error, "the lease cannot be written: single instances will be stopped");
+        let written = replace(&self.data.lease(), until.to_string().as_bytes());
+        let found =
+            written.err().map(|error| format!("the data directory cannot be written: {error}"));
+        let mut problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&found, problem.is_some()) {
+            (Some(why), false) => error!(alert = true, node = %self.settings.name, why,
+                "the lease cannot be written: single instances will be stopped"),
+            (None, true) => info!(node = %self.settings.name, "the lease can be written again"),
+            _ => {}
         }
+        let has_changed = problem.is_some() != found.is_some();
+        *problem = found;
+        has_changed
     }
 }
 

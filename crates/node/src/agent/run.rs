@@ -129,6 +129,7 @@ impl AgentLoop {
             settings: self.pods.settings.clone(),
             data: self.pods.data.clone(),
             events: self.pods.events.clone(),
+            problem: Default::default(),
         };
         let presence_shutdown = CancellationToken::new();
         self.pods.tasks.spawn(presence.run(presence_shutdown.clone()));
