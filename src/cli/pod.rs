@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::http::{Response, StatusCode};
 use futures_util::StreamExt;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use super::output::{age, fields, or_dash, table};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::Stored;
-use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
@@ -276,15 +276,48 @@ fn last_exit(process: &ProcessStatus, now: rcfarm_api::Timestamp) -> Option<Stri
 
 pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow::Result<CliExit> {
     let Row { pod, node, .. } = find(context, &args.which).await?;
-    let entry = context.get(&key::node(&node)).await?;
+    let PodLogsArgs { launchable, follow, lines, .. } = args;
+    let query = LogQuery {
+        launchable: launchable.as_deref(),
+        follow: *follow,
+        lines: *lines,
+        token_file: args.log_token_file.as_deref(),
+    };
+    let mut news = open_log(context, &PodRef { node, pod }, &query).await?;
+    while let Some(chunk) = news.next().await {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&chunk.context("the log broke off")?)?;
+        stdout.flush()?;
+    }
+    Ok(CliExit::Ok)
+}
+
+/// What to read of a log.
+pub(super) struct LogQuery<'q> {
+    /// `None`: the pod's only one.
+    pub(super) launchable: Option<&'q str>,
+    pub(super) follow: bool,
+    /// Number of last lines to begin with; 0: all.
+    pub(super) lines: usize,
+    /// File with the token of agents that serve logs on the network.
+    pub(super) token_file: Option<&'q Path>,
+}
+
+/// Opens a pod's log at its node's agent.
+pub(super) async fn open_log(
+    context: &CommandContext,
+    PodRef { node, pod }: &PodRef,
+    query: &LogQuery<'_>,
+) -> anyhow::Result<BodyDataStream> {
+    let entry = context.get(&key::node(node)).await?;
     let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
     let mut path =
-        format!("/pods/{pod}/log?node={node}&lines={}&follow={}", args.lines, args.follow);
-    if let Some(launchable) = &args.launchable {
+        format!("/pods/{pod}/log?node={node}&lines={}&follow={}", query.lines, query.follow);
+    if let Some(launchable) = query.launchable {
         rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
         path.push_str(&format!("&launchable={launchable}"));
     }
-    let answer = request(&node, &record, &path, args.log_token_file.as_deref()).await?;
+    let answer = request(node, &record, &path, query.token_file).await?;
     let status = answer.status();
     let mut news = answer.into_body().into_data_stream();
     if !status.is_success() {
@@ -293,17 +326,12 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
             why.extend_from_slice(&chunk);
         }
         let hint = match status {
-            StatusCode::UNAUTHORIZED => "give the token with --log-token-file",
-            _ => "see what there is: rcfarm pod get",
+            StatusCode::UNAUTHORIZED => "give the token with --log-token-file".to_owned(),
+            _ => format!("see what there is: rcfarm pod get {pod} --node {node}"),
         };
         return Err(failure(String::from_utf8_lossy(&why).trim().to_owned(), hint));
     }
-    while let Some(chunk) = news.next().await {
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(&chunk.context("the log broke off")?)?;
-        stdout.flush()?;
-    }
-    Ok(CliExit::Ok)
+    Ok(news)
 }
 
 /// Asks the agent of a node: over its socket if this is its machine, else over the network.

@@ -4,6 +4,7 @@
 //! crash between two jobs leaves the first applied; `apply` again applies the rest.
 
 use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::Serialize;
@@ -17,7 +18,7 @@ use crate::cli::files::check_not_described;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
 use rcfarm_api::audit::Details;
-use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::spec::DEFAULT_QUEUE;
 use rcfarm_api::resource_list::units;
@@ -27,12 +28,13 @@ use rcfarm_store::{Entry, Index, Op};
 
 #[derive(clap::Args)]
 pub struct FileArgs {
-    /// A YAML or JSON file with one job or several; - reads standard input
-    #[arg(short, long, value_name = "FILE")]
-    filename: String,
+    /// A YAML or JSON file with one job or several, or a directory of such files; - reads standard input; may be
+    /// repeated
+    #[arg(short, long, value_name = "FILE", required = true)]
+    filename: Vec<String>,
     /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
     #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
-    within: rcfarm_api::ids::Namespace,
+    within: Namespace,
 }
 
 /// A document, and the stored job of its name.
@@ -116,21 +118,9 @@ fn word(change: Change) -> &'static str {
 async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec<Wanted>> {
     let mut all: Vec<Wanted> = Vec::new();
     let mut problems = Vec::new();
-    for (n, text) in documents(&contents(&args.filename)?).iter().enumerate() {
-        check_not_described(&args.filename, text)?;
-        let at = format!("{} (document {})", args.filename, n + 1);
-        let wrong =
-            |why: String| failure(format!("{at}: {why}"), "correct it; nothing was changed");
-        let mut document = document::from_yaml(text).map_err(wrong)?;
-        if document.is_null() {
-            continue;
-        }
-        if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
-            document["metadata"]["namespace"] = json!(args.within);
-        }
-        let id = document::name(&document).map_err(|issue| wrong(issue.to_string()))?;
+    for Described { at, id, document } in described(&args.filename, &args.within)? {
         if all.iter().any(|other| other.id == id) {
-            return Err(wrong(format!("{id} stands in it twice")));
+            return Err(wrong(&at, format!("{id} is there twice")));
         }
         match document::read(&id, &document) {
             Ok(read) => {
@@ -142,14 +132,79 @@ async fn wanted(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Vec
     }
     problems.extend(all.iter().filter_map(conflict));
     problems.extend(closed_to(context, &all).await?);
+    let files = args.filename.join(", ");
     if !problems.is_empty() {
-        let why = format!("{} cannot be applied:\n  {}", args.filename, problems.join("\n  "));
+        let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
         return Err(failure(why, "correct the fields named; nothing was changed"));
     }
     if all.is_empty() {
-        return Err(failure(format!("{} has no documents", args.filename), "write a job into it"));
+        return Err(failure(format!("{files} has no documents"), "write a job into it"));
     }
     Ok(all)
+}
+
+fn wrong(at: &str, why: String) -> anyhow::Error {
+    failure(format!("{at}: {why}"), "correct it; nothing was changed")
+}
+
+/// A document of a file.
+struct Described {
+    /// The file, and the document's number in it.
+    at: String,
+    id: Namespaced,
+    document: Value,
+}
+
+/// Names of the jobs in files.
+pub(super) fn names(files: &[String], within: &Namespace) -> anyhow::Result<Vec<Namespaced>> {
+    Ok(described(files, within)?.into_iter().map(|one| one.id).collect())
+}
+
+/// The documents of files and directories, with their names. `within`: namespace of those that name none.
+fn described(files: &[String], within: &Namespace) -> anyhow::Result<Vec<Described>> {
+    let mut all = Vec::new();
+    for (file, text) in contents(files)? {
+        for (n, text) in documents(&text).iter().enumerate() {
+            check_not_described(&file, text)?;
+            let at = format!("{file} (document {})", n + 1);
+            let mut document = document::from_yaml(text).map_err(|why| wrong(&at, why))?;
+            if document.is_null() {
+                continue;
+            }
+            if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object()
+            {
+                document["metadata"]["namespace"] = json!(within);
+            }
+            let id = document::name(&document);
+            let id = id.map_err(|issue| wrong(&at, issue.to_string()))?;
+            all.push(Described { at, id, document });
+        }
+    }
+    Ok(all)
+}
+
+/// Creates a job that does not exist from a document.
+pub(super) async fn create(
+    context: &CommandContext,
+    id: &Namespaced,
+    document: Value,
+) -> anyhow::Result<()> {
+    if context.get(&key::job(id)).await?.is_some() {
+        let hint = format!("choose another --name, or delete it: rcfarm job delete {id}");
+        return Err(failure(format!("there is a job {id} already"), hint));
+    }
+    let read = document::read(id, &document).map_err(|found| {
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        failure(format!("{id}: {}", found.join("; ")), "nothing was created")
+    })?;
+    let one = Wanted { id: id.clone(), document, read, stored: None };
+    if let Some(why) = closed_to(context, std::slice::from_ref(&one)).await?.pop() {
+        return Err(failure(why, "choose another --queue: rcfarm queue list"));
+    }
+    for warning in &one.read.warnings {
+        context.note(format!("{id}: {warning}"));
+    }
+    write(context, &one, Change::Created).await
 }
 
 /// Why the queues of new jobs do not accept them (`volcano.md` §6). A missing default queue is no reason: the first farm
@@ -177,13 +232,46 @@ async fn queues(context: &CommandContext) -> anyhow::Result<Queues> {
     Ok(Queues::of(&queues.0))
 }
 
-fn contents(file: &str) -> anyhow::Result<String> {
-    if file == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(text);
+/// Extensions of the files of a directory that are read.
+const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// Names and texts of files. Those of a directory are in the order of their names; directories in it are not read.
+fn contents(files: &[String]) -> anyhow::Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for file in files {
+        if file == "-" {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("standard input")?;
+            all.push((file.clone(), text));
+            continue;
+        }
+        let path = Path::new(file);
+        let paths = if path.is_dir() { files_in(path)? } else { vec![path.to_owned()] };
+        for path in paths {
+            let text =
+                std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            all.push((path.display().to_string(), text));
+        }
     }
-    std::fs::read_to_string(file).with_context(|| file.to_owned())
+    Ok(all)
+}
+
+fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let shown = || directory.display().to_string();
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(directory).with_context(shown)? {
+        let path = entry.with_context(shown)?.path();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if path.is_file() && extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    if paths.is_empty() {
+        let why = format!("{} has no files of {}", shown(), EXTENSIONS.join(", "));
+        return Err(failure(why, "name a file, or another directory"));
+    }
+    Ok(paths)
 }
 
 /// Splits a YAML stream into its documents.

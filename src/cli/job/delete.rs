@@ -4,10 +4,12 @@
 //! was deleted by hand, the command deletes the pods, and once they have stopped, status and group. A crash between the
 //! two leaves status and group, which the same command deletes when repeated.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::apply::names;
 use super::commands::{job_change, write};
 use super::find::{FoundJob, FoundPod, find, pods};
 use crate::cli::context::CommandContext;
@@ -15,7 +17,7 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use rcfarm_api::Stored;
 use rcfarm_api::audit::Details;
-use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
@@ -24,9 +26,15 @@ use rcfarm_store::{Entry, Op, Query};
 
 #[derive(clap::Args)]
 pub struct JobDeleteArgs {
-    /// The job: its name, or <namespace>/<name>
-    #[arg(value_name = "JOB")]
-    job: Namespaced,
+    /// The jobs: their names, or <namespace>/<name>
+    #[arg(value_name = "JOB", required_unless_present = "filename")]
+    jobs: Vec<Namespaced>,
+    /// A file with the documents of jobs, or a directory of such files; - reads standard input; may be repeated
+    #[arg(short, long, value_name = "FILE")]
+    filename: Vec<String>,
+    /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
+    #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
+    within: Namespace,
     /// Do not wait until it is gone
     #[arg(long)]
     no_wait: bool,
@@ -38,18 +46,57 @@ pub struct JobDeleteArgs {
 const READ_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
-    let id = &args.job;
-    if context.get(&key::job(id)).await?.is_none() {
-        return collect_orphans(context, args).await;
+    let mut ids = args.jobs.clone();
+    ids.extend(names(&args.filename, &args.within)?);
+    let mut deleted = BTreeSet::new();
+    ids.retain(|id| deleted.insert(id.clone()));
+    // One that cannot be deleted does not keep the others.
+    let (mut marked, mut failed) = (Vec::new(), Vec::new());
+    for id in &ids {
+        let marking = async {
+            if context.get(&key::job(id)).await?.is_none() {
+                return Ok(None);
+            }
+            let found = find(context, id).await?;
+            mark_for_deletion(context, &found).await?;
+            anyhow::Ok(Some(found))
+        };
+        match marking.await {
+            Ok(found) => marked.push((id, found)),
+            Err(error) => failed.push(error),
+        }
     }
-    let found = find(context, id).await?;
-    mark_for_deletion(context, &found).await?;
-    if !args.no_wait {
-        gone(context, &found, args.timeout).await?;
+    let (mut shown, mut text) = (Vec::new(), String::new());
+    for (id, found) in marked {
+        let done = match &found {
+            None => collect_orphans(context, id, args).await,
+            Some(_) if args.no_wait => {
+                Ok((json!({"job": id, "deleted": false}), format!("{id}: is being deleted")))
+            }
+            Some(found) => gone(context, found, args.timeout)
+                .await
+                .map(|()| (json!({"job": id, "deleted": true}), format!("{id}: deleted"))),
+        };
+        match done {
+            Ok((value, line)) => {
+                shown.push(value);
+                text.push_str(&(line + "\n"));
+            }
+            Err(error) => failed.push(error),
+        }
     }
-    let word = if args.no_wait { "is being deleted" } else { "deleted" };
-    let shown = json!({"job": id, "deleted": !args.no_wait});
-    context.show(&shown, || format!("{id}: {word}"))
+    let one = (ids.len() == 1).then(|| shown.pop()).flatten();
+    if !text.is_empty() {
+        match one {
+            Some(one) => context.out.show(&one, || text)?,
+            None => context.out.show(&shown, || text)?,
+        }
+    }
+    let Some(last) = failed.pop() else { return Ok(CliExit::Ok) };
+    for error in failed {
+        context.note(error.to_string());
+    }
+    Err(last)
 }
 
 /// Marks the record for deletion. The owner farm then deletes pods, group and record.
@@ -99,9 +146,9 @@ async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> 
 /// Deletes pods, status and group of a job whose record was deleted by hand.
 async fn collect_orphans(
     context: &CommandContext,
+    id: &Namespaced,
     args: &JobDeleteArgs,
-) -> anyhow::Result<CliExit> {
-    let id = &args.job;
+) -> anyhow::Result<(Value, String)> {
     let left = pods(context, id).await?;
     let status = context.get(&key::job_status(id)).await?;
     // A group of this name that belongs to no job stays.
@@ -122,7 +169,7 @@ async fn collect_orphans(
         commit(context, id, ops).await?;
     }
     if group.is_some() {
-        stopped(context, args).await?;
+        stopped(context, id, args).await?;
     }
     let rest = [status, group].into_iter().flatten();
     let ops = rest.filter_map(|entry| {
@@ -131,11 +178,15 @@ async fn collect_orphans(
     });
     commit(context, id, ops.collect()).await?;
     let shown = json!({"job": id, "deleted": true, "orphans": count});
-    context.show(&shown, || format!("{id}: its record was gone; removed {count} pods that it left"))
+    Ok((shown, format!("{id}: its record was gone; removed {count} pods that it left")))
 }
 
 /// Waits until no node has a pod of the job. Deleting the group earlier would free resources that are still in use.
-async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<()> {
+async fn stopped(
+    context: &CommandContext,
+    id: &Namespaced,
+    args: &JobDeleteArgs,
+) -> anyhow::Result<()> {
     let give_up = monotonic() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
     loop {
@@ -149,16 +200,15 @@ async fn stopped(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Resu
                     && intent.value == entry.value
             })
         };
-        let of_job = real
-            .iter()
-            .filter(|entry| identity_in(&entry.value).is_some_and(|pod| pod.job == args.job));
+        let of_job =
+            real.iter().filter(|entry| identity_in(&entry.value).is_some_and(|pod| pod.job == *id));
         let count = of_job.filter(|entry| !is_intended(entry)).count();
         if count == 0 {
             return Ok(());
         }
         progress.say(&format!("{count} pods are still being stopped"));
         if monotonic() >= give_up {
-            let why = format!("{}: {count} of its pods are still being stopped", args.job);
+            let why = format!("{}: {count} of its pods are still being stopped", id);
             return Err(failure(why, "their resources stay allocated; run the command again"));
         }
         tokio::time::sleep(READ_EVERY).await;

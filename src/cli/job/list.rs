@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::find::{FoundJob, all};
+use super::watch::watch;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash};
@@ -18,6 +19,17 @@ pub struct JobListArgs {
     /// Only jobs of this queue
     #[arg(short, long)]
     queue: Option<String>,
+    /// Print a line for each change of a status
+    #[arg(short, long)]
+    watch: bool,
+}
+
+impl JobListArgs {
+    fn selects(&self, found: &FoundJob) -> bool {
+        let queue = found.read.as_ref().ok().map(|read| &read.spec.queue);
+        self.within.as_ref().is_none_or(|within| found.id.namespace == *within)
+            && self.queue.as_ref().is_none_or(|wanted| queue == Some(wanted))
+    }
 }
 
 #[derive(Serialize)]
@@ -61,15 +73,11 @@ fn row(found: &FoundJob) -> Row {
 }
 
 pub(super) async fn run(context: &CommandContext, args: &JobListArgs) -> anyhow::Result<CliExit> {
+    if args.watch {
+        return watch(context, |found| args.selects(found)).await;
+    }
     let found = all(context).await?;
-    let rows: Vec<Row> = found
-        .iter()
-        .map(row)
-        .filter(|row| {
-            args.within.as_ref().is_none_or(|within| row.job.namespace == *within)
-                && args.queue.as_ref().is_none_or(|queue| row.queue.as_ref() == Some(queue))
-        })
-        .collect();
+    let rows: Vec<Row> = found.iter().filter(|found| args.selects(found)).map(row).collect();
     let now = context.now();
     context.show_rows(
         &rows,

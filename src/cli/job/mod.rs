@@ -5,8 +5,11 @@ mod commands;
 mod delete;
 mod find;
 mod list;
+mod logs;
+mod run;
 mod show;
 mod wait;
+mod watch;
 
 use super::context::CommandContext;
 use super::failure::CliExit;
@@ -17,14 +20,16 @@ pub enum JobCommand {
     /// List all jobs
     #[command(visible_alias = "ls")]
     List(list::JobListArgs),
+    /// Run a command as a job: rcfarm job run --replicas 2 -- COMMAND
+    Run(Box<run::JobRunArgs>),
     /// Show a job's record and status
-    Get(JobArgs),
+    Get(JobGetArgs),
     /// Show a job's tasks and their pods
     Tree(JobArgs),
     /// Explain a job's phase and what it waits for
     Explain(JobArgs),
-    /// Print the log of one of a job's pods, from its node
-    Logs(show::JobLogsArgs),
+    /// Print the logs of a job's pods, from their nodes
+    Logs(logs::JobLogsArgs),
     /// Wait until a job has ended; exit code 2 unless it succeeded
     Wait(wait::WaitArgs),
     /// Suspend a job: its pods are deleted, and it can be resumed
@@ -43,7 +48,7 @@ pub enum JobCommand {
     RestartTask(commands::TaskArgs),
     /// Restart one pod
     RestartPod(commands::PodArgs),
-    /// Delete a job's pods, then the job
+    /// Delete jobs: their pods, then the jobs
     #[command(visible_alias = "rm")]
     Delete(delete::JobDeleteArgs),
 }
@@ -55,14 +60,28 @@ pub struct JobArgs {
     job: rcfarm_api::ids::Namespaced,
 }
 
+#[derive(clap::Args)]
+pub struct JobGetArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    /// Print a line for each change of its status
+    #[arg(short, long)]
+    watch: bool,
+}
+
 pub(super) async fn run(context: &CommandContext, command: JobCommand) -> anyhow::Result<CliExit> {
     use rcfarm_api::command::CommandAction;
     match command {
         JobCommand::List(args) => list::run(context, &args).await,
-        JobCommand::Get(args) => show::get(context, &args.job).await,
+        JobCommand::Run(args) => run::run(context, &args).await,
+        JobCommand::Get(JobGetArgs { job, watch: false }) => show::get(context, &job.job).await,
+        JobCommand::Get(JobGetArgs { job: JobArgs { job }, .. }) => {
+            find::find(context, &job).await?;
+            watch::watch(context, |found| found.id == job).await
+        }
         JobCommand::Tree(args) => show::tree(context, &args.job).await,
         JobCommand::Explain(args) => show::explain(context, &args.job).await,
-        JobCommand::Logs(args) => show::logs(context, args).await,
+        JobCommand::Logs(args) => logs::logs(context, &args).await,
         JobCommand::Wait(args) => wait::run(context, &args).await,
         JobCommand::Suspend(args) => commands::suspend(context, &args.job).await,
         JobCommand::Resume(args) => commands::resume(context, &args).await,

@@ -1,12 +1,11 @@
-//! `rcfarm job get`, `tree`, `explain`, `logs`.
+//! `rcfarm job get`, `tree`, `explain`.
 
 use serde_json::json;
 
 use super::find::{FoundJob, FoundPod, find, pods};
 use crate::cli::context::CommandContext;
-use crate::cli::failure::{CliExit, failure};
+use crate::cli::failure::CliExit;
 use crate::cli::output::{age, fields, or_dash};
-use crate::cli::pod::{self, PodLogsArgs, WhichArgs};
 use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
 use rcfarm_api::ids::Namespaced;
@@ -239,59 +238,4 @@ fn verdict(found: &FoundJob, is_owned: bool) -> String {
         text.push_str("; no farm owns it now, so nothing happens: rcfarm farm list");
     }
     text
-}
-
-#[derive(clap::Args)]
-pub struct JobLogsArgs {
-    /// The job: its name, or <namespace>/<name>
-    #[arg(value_name = "JOB")]
-    job: Namespaced,
-    /// The task; required if there are several
-    #[arg(long)]
-    task: Option<String>,
-    /// The pod's index in its task; required if there are several
-    #[arg(long)]
-    index: Option<u32>,
-    /// The container; required if there are several
-    #[arg(long)]
-    container: Option<String>,
-    /// Also print new output as it is written
-    #[arg(short, long)]
-    follow: bool,
-    /// Number of last lines to begin with; 0: the whole log
-    #[arg(long, default_value_t = 100)]
-    lines: usize,
-    /// File with the token of agents that serve logs on the network
-    #[arg(long, env = "RCFARM_LOG_TOKEN_FILE", value_name = "FILE")]
-    log_token_file: Option<std::path::PathBuf>,
-}
-
-pub(super) async fn logs(context: &CommandContext, args: JobLogsArgs) -> anyhow::Result<CliExit> {
-    let found = find(context, &args.job).await?;
-    let mut pods = pods(context, &args.job).await?;
-    pods.retain(|pod| {
-        pod.identity.uid.0 == found.uid()
-            && args
-                .task
-                .as_ref()
-                .is_none_or(|task| pod.identity.slot.task.eq_ignore_ascii_case(task))
-            && args.index.is_none_or(|index| pod.identity.slot.index == index)
-    });
-    let names: Vec<String> = pods.iter().map(|pod| pod.identity.slot.to_string()).collect();
-    match (pods.pop(), names.len()) {
-        (Some(pod), 1) => {
-            let which = WhichArgs { pod: pod.place.pod, node: Some(pod.place.node) };
-            let JobLogsArgs { container: launchable, follow, lines, log_token_file, .. } = args;
-            let args = PodLogsArgs { which, launchable, follow, lines, log_token_file };
-            pod::logs(context, &args).await
-        }
-        (None, _) => {
-            let hint = format!("see its pods: rcfarm job tree {}", args.job);
-            Err(failure(format!("{} has no such pod", args.job), hint))
-        }
-        (Some(_), _) => {
-            let hint = "choose one with --task and --index";
-            Err(failure(format!("{} has {}", args.job, names.join(", ")), hint))
-        }
-    }
 }

@@ -113,7 +113,7 @@ fn end(context: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow:
     Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
 
-fn summary(status: &JobStatus) -> String {
+pub(super) fn summary(status: &JobStatus) -> String {
     let (state, m) = (&status.state, status.members);
     let counts = format!(
         "{} pending, {} running, {} succeeded, {} failed",

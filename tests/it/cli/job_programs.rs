@@ -1,5 +1,10 @@
 //! Programs of jobs as real processes on `rcfarm dev`.
 
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+
 use super::dev::DevProcess;
 use crate::harness::program;
 use rcfarm_testing::process::free_ports;
@@ -65,4 +70,92 @@ spec:
     let (time, sum) = lines[0].split_once(' ').unwrap();
     assert!(time.parse::<u64>().is_ok_and(|time| time > 1_700_000_000) && sum == "3", "{log}");
     assert_eq!(lines[1..], ["1", "2", "old-$(NOPE)-$(X)", "old 0 0"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_are_run_followed_and_deleted_without_files() {
+    let dev = OneNode::start().await;
+    let script = "echo \"member $VC_TASK_INDEX of $(printf two), '${NAME}', $$\"";
+    let run = ["job", "run", "--name", "r", "-n", "2", "--env", "NAME=a$(X)", "--cpu", "500m"];
+    let ran = dev.run(&[&run[..], &["--follow", "--", "sh", "-c", script]].concat()).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    for member in 0..2 {
+        let line = format!("task-{member} | member {member} of two, 'a$(X)', ");
+        let found = ran.stdout.lines().filter_map(|text| text.strip_prefix(&line));
+        let pids: Vec<&str> = found.collect();
+        assert!(pids.len() == 1 && pids[0].parse::<u32>().is_ok(), "{ran:?}");
+    }
+    let log = dev.run(&["job", "logs", "r"]).await.ok();
+    assert_eq!(log.lines().count(), 2, "{log}");
+    assert!(log.starts_with("task-0 | member 0"), "{log}");
+    let log = dev.run(&["job", "logs", "r", "--index", "1"]).await.ok();
+    assert!(log.starts_with("member 1"), "one log has no prefix: {log}");
+    let again = dev.run(&["job", "run", "--name", "r", "--", "true"]).await.failed();
+    assert!(again.contains("there is a job default/r already"), "{again}");
+
+    let bad = dev.run(&["job", "run", "--name", "bad", "-f", "--", "sh", "-c", "exit 3"]).await;
+    assert_eq!(bad.code, 2, "{bad:?}");
+    assert!(bad.stderr.contains("exit code 3"), "{bad:?}");
+    let queue = dev.run(&["job", "run", "-q", "none", "--", "true"]).await.failed();
+    assert!(queue.contains("queue none"), "{queue}");
+
+    let deleted = dev.run(&["job", "delete", "r", "bad", "none"]).await;
+    assert_eq!(deleted.code, 1, "{deleted:?}");
+    assert!(deleted.stderr.contains("there is no job default/none"), "{deleted:?}");
+    assert_eq!(deleted.stdout, "default/r: deleted\ndefault/bad: deleted\n");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_files_are_applied_followed_and_deleted() {
+    let dev = OneNode::start().await;
+    let job = |name: &str| {
+        format!(
+            "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {{name: {name}}}\nspec:\n  tasks:\n    \
+             - {{name: a, replicas: 1, template: {{spec: {{restartPolicy: Never, containers: [\n        \
+             {{name: c, command: [echo, '{name}']}}, {{name: d, command: [echo, second]}}]}}}}}}\n"
+        )
+    };
+    let write = |name: &str, text: &str| std::fs::write(dev.dir.path().join(name), text).unwrap();
+    std::fs::create_dir(dev.dir.path().join("jobs")).unwrap();
+    write("one.yaml", &job("one"));
+    write("jobs/b.yml", &job("b"));
+    write("jobs/a.yaml", &job("a"));
+    write("jobs/notes.txt", "no job");
+    let applied = dev.run(&["apply", "-f", "one.yaml", "-f", "jobs"]).await;
+    let created = "default/one: created\ndefault/a: created\ndefault/b: created\n";
+    assert_eq!(applied.stdout, created, "{applied:?}");
+    // Before its pod has started.
+    let log = dev.run(&["job", "logs", "one", "--follow"]).await.ok();
+    let mut lines: Vec<&str> = log.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["a-0/c | one", "a-0/d | second"]);
+    let log = dev.run(&["job", "logs", "one", "--container", "d"]).await.ok();
+    assert!(log.contains("second") && !log.contains("| one"), "{log}");
+    let twice = dev.run(&["plan", "-f", "jobs", "-f", "jobs/a.yaml"]).await.plan_failed();
+    assert!(twice.contains("default/a is there twice"), "{twice}");
+    let deleted = dev.run(&["job", "delete", "-f", "jobs", "-f", "one.yaml"]).await.ok();
+    assert_eq!(deleted.lines().count(), 3, "{deleted}");
+    let none = dev.run(&["job", "list", "-o", "json"]).await.json();
+    assert_eq!(none, serde_json::json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_of_a_job_are_watched() {
+    let dev = OneNode::start().await;
+    dev.run(&["job", "run", "--name", "w", "--", "true"]).await.ok();
+    for arguments in [&["job", "get", "w", "--watch"][..], &["job", "list", "-w"]] {
+        let mut command = program(&dev.dev.address, dev.dir.path()).command(arguments);
+        command.stdout(Stdio::piped());
+        let mut watch = Command::from(command).kill_on_drop(true).spawn().unwrap();
+        let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+        let completed = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if line.contains("default/w  Completed") {
+                    return true;
+                }
+            }
+            false
+        };
+        assert!(in_time("the end is shown", completed).await);
+    }
 }
