@@ -243,6 +243,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             ports: None,
             env: BTreeMap::new(),
             data_dir: dir.path().join(name.as_str()),
+            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
             session: session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,

@@ -95,6 +95,7 @@ pub async fn run(input: &[u8]) {
         ports: None,
         env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
         data_dir: directory.path().join("data"),
+        log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
         session: SessionSettings::default(),
         limits: Default::default(),
         at_shutdown: AtShutdown::LeavePods,

@@ -262,6 +262,7 @@ fn start_agents(
             ports: Some(machine.job_ports),
             env: environment(machine)?,
             data_dir: machine.data_dir.clone(),
+            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
             session: agent::session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,

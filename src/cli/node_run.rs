@@ -17,6 +17,7 @@ use super::output::duration;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::{check_label_key, check_label_value};
 use rcfarm_api::node::ports::PortRange;
+use rcfarm_api::resource_list::MEMORY;
 use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
@@ -46,6 +47,9 @@ pub struct NodeRunArgs {
     /// Directory of pods, their logs and the agent's state
     #[arg(long, default_value = "/var/lib/rcfarm", value_name = "DIR")]
     data_dir: PathBuf,
+    /// Size above which a log is rotated; three rotated files are kept
+    #[arg(long, default_value = "10Mi", value_parser = bytes, value_name = "SIZE")]
+    log_size: u64,
     /// Host name or IP address of the node's pods [default: the node's name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
@@ -80,6 +84,13 @@ fn ports(text: &str) -> Result<GivenPorts, String> {
         "none" => Ok(GivenPorts(None)),
         text => text.parse().map(|range| GivenPorts(Some(range))),
     }
+}
+
+/// A number of bytes, at least 4 Ki.
+fn bytes(text: &str) -> Result<u64, String> {
+    let parsed: Result<ResourceList, _> = format!("memory={text}").parse();
+    let bytes = parsed.ok().map(|list| list.amount(MEMORY)).filter(|bytes| *bytes >= 4_096);
+    bytes.ok_or_else(|| "write it like 512Ki, 10Mi or 1Gi; at least 4Ki".to_owned())
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
@@ -170,6 +181,7 @@ impl NodeRunArgs {
             ports: self.ports.0,
             env: BTreeMap::from_iter(self.env.clone()),
             data_dir: self.data_dir.clone(),
+            log_bytes: self.log_size,
             session,
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,

@@ -13,7 +13,7 @@ use crate::placement::NodeLabels;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::decode_labels;
-use rcfarm_api::node::record::{NodeRecord, NodeState};
+use rcfarm_api::node::record::{DrainJobs, NodeRecord, NodeState};
 use rcfarm_store::cache::CacheIndex;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Entry, Index, Prefix};
@@ -77,6 +77,8 @@ pub(super) struct NodeInfo {
     /// Address of its pods; empty if it has none.
     pub(super) address: String,
     draining: bool,
+    /// Whether it drains and members of jobs are to leave at once.
+    pub(super) evicts_jobs: bool,
     /// Its pods may live this long after the end of its session.
     lease: Duration,
     /// Whether an agent of rcfarm registered it. Such an agent reports a status with each reality.
@@ -150,6 +152,7 @@ impl CacheIndex for NodeRecords {
             let since = known.and_then(|info| info.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(monotonic));
             let draining = record.state == NodeState::Draining;
+            let evicts_jobs = draining && record.drain_jobs == Some(DrainJobs::Evict);
             if !record.capacity.is_zero() || record.ports.is_some() {
                 let NodeRecord { capacity, ports, .. } = &record;
                 let declared = DeclaredCapacity { capacity: capacity.clone(), ports: *ports };
@@ -158,7 +161,9 @@ impl CacheIndex for NodeRecords {
             let lease = Duration::from_millis(record.lease_ms.unwrap_or(0));
             let (index, has_agent) = (entry.modify_index, record.session.is_some());
             let address = record.address;
-            nodes.insert(node, NodeInfo { index, address, draining, lease, has_agent, gone_since });
+            let info =
+                NodeInfo { index, address, draining, evicts_jobs, lease, has_agent, gone_since };
+            nodes.insert(node, info);
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };

@@ -156,6 +156,11 @@ impl ClusterView {
         }
     }
 
+    /// Whether members of jobs are to leave a node at once, because it drains.
+    pub fn evicts_jobs(&self, node: &NodeName) -> bool {
+        self.records.snapshot().value.nodes.get(node).is_some_and(|info| info.evicts_jobs)
+    }
+
     /// Whether rcfarm's agent runs the node's pods, or did so last.
     pub fn has_agent(&self, node: &NodeName) -> bool {
         self.records.snapshot().value.nodes.get(node).is_some_and(|info| info.has_agent)

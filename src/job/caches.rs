@@ -426,8 +426,9 @@ impl JobCaches {
             exit_code: pod_state.exit_code(container),
             restarts: pod_state.restarts,
             lost: pod_state.is_evicted
-                || self.nodes.readiness(&place.node) == NodeReadiness::Down
-                    && !pod_state.phase.has_ended(),
+                || !pod_state.phase.has_ended()
+                    && (self.nodes.readiness(&place.node) == NodeReadiness::Down
+                        || self.nodes.evicts_jobs(&place.node)),
             message: pod_state.message,
             failure: pod_state.failure,
         }

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use super::machine::JobRequest;
-use super::members::MemberPod;
+use super::members::{MemberPod, attempt_of};
 use super::plan::{JobObserved, JobPlan};
 use super::triggers::Trigger;
 use rcfarm_api::command::CommandAction;
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::Slot;
 use rcfarm_api::job::status::{JobReason, JobStatus};
@@ -56,6 +57,16 @@ pub(super) fn give_up(
         let mut trigger = Trigger::new(ask, JobReason::MembersUnplaced, message);
         trigger.by_member = true;
         trigger
+    })
+}
+
+/// Whether the try before the present one failed on this node: another node goes first, if one has room.
+pub(super) fn failed_on(status: &JobStatus, slot: &Slot, node: &NodeName) -> bool {
+    let attempt = attempt_of(status, slot);
+    status.failures.iter().any(|failure| {
+        let is_last = failure.version + 1 == status.version
+            || failure.version == status.version && failure.attempt + 1 == attempt;
+        failure.slot == *slot && failure.node == *node && is_last
     })
 }
 

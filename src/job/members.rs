@@ -54,7 +54,7 @@ impl MemberPod {
     }
 
     fn last_failure(&self) -> Option<MemberFailure> {
-        let PodFailure { time, exit_code, reason, message } = self.failure.clone()?;
+        let PodFailure { time, exit_code, reason, message, output } = self.failure.clone()?;
         Some(MemberFailure {
             slot: self.slot.clone(),
             node: self.place.node.clone(),
@@ -64,7 +64,7 @@ impl MemberPod {
             exit_code: self.exit_code.or(exit_code),
             reason,
             message,
-            output: String::new(),
+            output,
         })
     }
 }

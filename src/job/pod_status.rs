@@ -35,6 +35,8 @@ pub struct PodFailure {
     pub reason: Option<ExitReason>,
     /// Message of the node agent.
     pub message: String,
+    /// The end of its output.
+    pub output: String,
 }
 
 impl PodState {
@@ -81,6 +83,7 @@ fn failure(process: &ProcessStatus) -> Option<PodFailure> {
         exit_code,
         reason: exit.reason,
         message: format!("{name}: {}", process.message),
+        output: process.output.clone(),
     })
 }
 

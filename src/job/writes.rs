@@ -153,7 +153,7 @@ pub fn remove_unlabelled_ops(place: &PodRef, intent: Index) -> [Op; 2] {
 }
 
 /// PodGroup that a job wants, with counts of its members. `placed`: number of members with a node; members without a
-/// pod keep their node. `pods`: surplus members keep their nodes until their pods are gone. `before`: the job's PodGroup
+/// pod keep their node; `moves`: those that shall leave it. `pods`: surplus members keep their nodes until their pods are gone. `before`: the job's PodGroup
 /// as it stands.
 #[must_use]
 pub fn group_of(
@@ -161,7 +161,7 @@ pub fn group_of(
     uid: JobUid,
     job: &JobSpec,
     plan: &JobPlan,
-    placed: usize,
+    (placed, moves): (usize, BTreeMap<String, BTreeMap<u32, NodeName>>),
     pods: &Pods,
     before: Option<&PodGroupSpec>,
 ) -> PodGroupRecord {
@@ -198,6 +198,7 @@ pub fn group_of(
             uid: uid.to_string(),
         }),
         round: plan.status.round,
+        moves,
         schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),
         ..PodGroupSpec::default()
     };

@@ -6,7 +6,7 @@
 //! on standard output, waits, and writes `exit.json`. Meanwhile it rotates the log. If the launch names a lease, the
 //! shim stops the process before the lease ends, even if the agent is dead, stopped or cut off from Consul.
 //!
-//! A shim lives as long as its process, so it is small: no async runtime, one extra thread.
+//! A shim lives as long as its process, so it is small: no async runtime, two extra threads.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::agent::driver::{Launch, ProcessExit, StartFailure, Started, signal};
-use super::agent::logs::{MAX_BYTES, rotate};
+use super::agent::logs::rotate;
 use super::agent::state;
 use super::exec;
 use rcfarm_api::node::status::ExitReason;
@@ -46,8 +46,8 @@ pub enum ShimMessage {
 
 /// Interval of reads of the lease.
 const LEASE_INTERVAL: Duration = Duration::from_millis(200);
-/// The size of the log is checked every so many reads of the lease: every 5 s.
-const LOG_EVERY: u32 = 25;
+/// Interval of checks of the log's size.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// Milliseconds before the end of the lease at which the process gets its stop signal.
 const SIGNAL_BEFORE: u64 = 3_000;
 /// Milliseconds before the end of the lease at which the process is killed.
@@ -124,6 +124,11 @@ pub fn run(dir: &Path) -> io::Result<()> {
 
     let expired = Arc::new(AtomicBool::new(false));
     let group = Pid::from_raw(pid);
+    // A thread of its own: while a large log is copied, the lease may end.
+    thread::spawn({
+        let (log, most) = (launch.log.clone(), launch.log_bytes);
+        move || rotate_log(&log, most)
+    });
     thread::spawn({
         let (launch, expired) = (launch.clone(), expired.clone());
         let unwritten = unwritten.then(|| (dir.join("running.json"), running));
@@ -144,6 +149,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
         signal: status.signal(),
         why: has_expired.then(|| lease.to_owned()),
         reason: has_expired.then_some(ExitReason::LeaseEnded),
+        output: String::new(),
     };
     state::write(&dir.join("exit.json"), &exit)
 }
@@ -178,7 +184,16 @@ fn open_log(launch: &Launch) -> io::Result<File> {
     Ok(log)
 }
 
-/// Rotates the log, retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.
+/// Rotates the log. Runs until the shim exits.
+#[expect(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
+fn rotate_log(log: &Path, most: u64) {
+    loop {
+        let _ = rotate(log, most);
+        thread::sleep(LOG_INTERVAL);
+    }
+}
+
+/// Retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
 fn supervise(
     launch: &Launch,
@@ -187,15 +202,12 @@ fn supervise(
     mut unwritten: Option<(PathBuf, Started)>,
 ) {
     let mut is_signalled = false;
-    for round in 0u32.. {
+    loop {
         thread::sleep(LEASE_INTERVAL);
         if let Some((path, running)) = &unwritten
             && state::write(path, running).is_ok()
         {
             unwritten = None;
-        }
-        if round % LOG_EVERY == 0 {
-            let _ = rotate(&launch.log, MAX_BYTES);
         }
         let (Some(lease), Some(group)) = (&launch.lease, group) else { continue };
         let until = fs::read_to_string(lease).ok().and_then(|text| text.trim().parse::<u64>().ok());

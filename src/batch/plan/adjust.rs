@@ -8,6 +8,8 @@ use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, gang, members, parts,
 };
 use crate::batch::ports;
+use crate::placement::capacity::{Decision, Fleet, Gang, GangPlacement, place};
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase, PodGroupReason};
 
@@ -15,8 +17,8 @@ use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase, PodGroupReaso
 const NODES_EVERY: Duration = Duration::from_secs(2);
 
 impl Pass<'_, '_> {
-    /// Replaces the nodes of members without a pod whose node is down, as far as capacity allows. Others are placed
-    /// later, like new members. `false`: no such member.
+    /// Replaces the nodes of members without a pod whose node is down or that shall leave it, as far as capacity allows.
+    /// Others are placed later, like new members. `false`: no such member.
     pub(super) fn replace_down_nodes(
         &mut self,
         id: &GroupId,
@@ -24,19 +26,24 @@ impl Pass<'_, '_> {
         record: &PodGroupRecord,
         place: &GroupPlacement,
     ) -> bool {
-        if record.members.pending == 0 {
+        if record.members.pending == 0 && record.spec.moves.is_empty() {
             return false;
         }
         // A node may be reported as down only later.
         self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
-        let (mut kept, left) = self.divide_by_down_nodes(place);
+        let (mut kept, mut left) = self.divide_by_down_nodes(&record.spec, place);
+        let candidates = members(id, &left);
+        if candidates.is_empty() {
+            return false;
+        }
+        let _ = self.book(id, &candidates, &[]);
+        kept.drop_unplaced_ports();
+        self.find_nodes_again(id, record, &left, &mut kept);
+        self.keep_unmoved(id, place, &mut left, &mut kept);
         let release = members(id, &left);
         if release.is_empty() {
             return false;
         }
-        let _ = self.book(id, &release, &[]);
-        kept.drop_unplaced_ports();
-        self.find_nodes_again(id, record, &left, &mut kept);
         // Members that get no port have no node; they are placed later.
         let _ = ports::assign(self.memory.index.node_capacities(), &record.spec, &mut kept);
         let were = members(id, place);
@@ -58,14 +65,53 @@ impl Pass<'_, '_> {
         true
     }
 
-    /// Divides a placement into members that keep their node and members whose node is down. Of these it takes no more
-    /// than one change can move.
-    fn divide_by_down_nodes(&self, place: &GroupPlacement) -> (GroupPlacement, GroupPlacement) {
+    /// Members that were placed on the node that they had keep it, with their port and their allocation.
+    fn keep_unmoved(
+        &mut self,
+        id: &GroupId,
+        place: &GroupPlacement,
+        left: &mut GroupPlacement,
+        kept: &mut GroupPlacement,
+    ) {
+        let mut unmoved = left.clone();
+        for (task, nodes) in &mut unmoved.members {
+            let now = kept.members.get(task).map_or(&[][..], Vec::as_slice);
+            for (n, slot) in nodes.iter_mut().enumerate() {
+                if now.get(n) != Some(&*slot) {
+                    *slot = None;
+                }
+            }
+        }
+        let stay: Vec<_> = unmoved.placed().map(|(task, n, _)| (task.to_owned(), n)).collect();
+        for (task, n) in stay {
+            if let Some(port) = place.port_of(&task, n) {
+                kept.set_port(&task, n, port);
+            }
+            let slot = left.members.get_mut(&task).and_then(|nodes| nodes.get_mut(n as usize));
+            slot.map(Option::take);
+        }
+        // Cannot fail: it was released above.
+        let _ = self.book(id, &[], &members(id, &unmoved));
+    }
+
+    /// Divides a placement into members that keep their node and members whose node is down or that shall leave it. Of
+    /// these it takes no more than one change can move.
+    fn divide_by_down_nodes(
+        &self,
+        spec: &PodGroupSpec,
+        place: &GroupPlacement,
+    ) -> (GroupPlacement, GroupPlacement) {
         let (mut kept, mut left) = (place.clone(), place.clone());
         let mut most = (self.bounds_beside(place).nodes / 2).max(1);
         for (task, nodes) in &mut kept.members {
+            let moves = spec.moves.get(task);
             for (n, slot) in nodes.iter_mut().enumerate() {
-                if most > 0 && slot.as_ref().is_some_and(|node| self.seen.down.contains(node)) {
+                let index = u32::try_from(n).unwrap_or(u32::MAX);
+                let leaves = |node: &NodeName| {
+                    self.seen.down.contains(node)
+                        || moves.and_then(|moves| moves.get(&index)) == Some(node)
+                };
+                if most > 0 && slot.as_ref().is_some_and(leaves) {
                     (*slot, most) = (None, most - 1);
                 } else if let Some(slot) = left.members.get_mut(task).and_then(|n_| n_.get_mut(n)) {
                     *slot = None;
@@ -89,7 +135,8 @@ impl Pass<'_, '_> {
         }
         let gone = left.counts();
         let asked = gang(id, &spec, &gone, self.seen.spec);
-        let found = self.memory.find(&asked).ok();
+        let elsewhere = self.find_elsewhere(&asked, left);
+        let found = elsewhere.or_else(|| self.memory.find(&asked).ok());
         let ids = (id, left.pod_ids);
         if let Some(answer) = found.and_then(|found| self.beside(ids, &asked, found).ok()) {
             for (task, nodes) in answer.tasks {
@@ -98,6 +145,22 @@ impl Pass<'_, '_> {
                 let open = slots.filter(|(_, was)| *was).map(|(slot, _)| slot);
                 open.zip(nodes).for_each(|(slot, node)| *slot = Some(node));
             }
+        }
+    }
+
+    /// A placement without the nodes that members shall leave. Their nodes may be fit: a member has failed there.
+    fn find_elsewhere(&self, asked: &Gang, left: &GroupPlacement) -> Option<GangPlacement> {
+        let leaves = |(_, _, node): &(&str, u32, &NodeName)| !self.seen.fleet.unfit.contains(*node);
+        let fit: Vec<NodeName> = left.placed().filter(leaves).map(|(_, _, n)| n.clone()).collect();
+        if fit.is_empty() {
+            return None;
+        }
+        let node_capacities = self.memory.index.node_capacities().clone();
+        let mut fleet = Fleet { node_capacities, ..self.seen.fleet.clone() };
+        fleet.unfit.extend(fit);
+        match place(asked, &fleet) {
+            Decision::Bind(found) => Some(found),
+            Decision::Preempt(_) | Decision::Wait(_) => None,
         }
     }
 

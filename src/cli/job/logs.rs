@@ -18,7 +18,7 @@ use crate::cli::output::Progress;
 use crate::cli::pod::{LogQuery, open_log};
 use rcfarm_api::ids::{Namespaced, PodRef};
 use rcfarm_api::job::spec::Slot;
-use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::job::status::{JobStatus, MemberFailure};
 use rcfarm_store::time::monotonic;
 
 /// Pause between looks for new pods.
@@ -40,6 +40,9 @@ pub struct JobLogsArgs {
     /// Only this container
     #[arg(long)]
     pub(super) container: Option<String>,
+    /// Print the end of the output of the last failed runs, from the job's status; their pods may be gone
+    #[arg(short, long, conflicts_with = "follow")]
+    pub(super) previous: bool,
     /// Also print new output as it is written, until the job has ended; waits for pods that have not started
     #[arg(short, long)]
     pub(super) follow: bool,
@@ -77,6 +80,9 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
         let hint = format!("see its pods: rcfarm job tree {}", args.job);
         return Err(failure(format!("{} has no such pod", args.job), hint));
     }
+    if args.previous {
+        return previous(context, &found, args);
+    }
     if args.follow {
         follow(context, args).await?;
         return Ok(CliExit::Ok);
@@ -95,6 +101,28 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
         }
     }
     Ok(CliExit::Ok)
+}
+
+/// Prints the output of the failures that the job's status has.
+fn previous(
+    context: &CommandContext,
+    found: &FoundJob,
+    args: &JobLogsArgs,
+) -> anyhow::Result<CliExit> {
+    let failures = found.status.iter().flat_map(|status| &status.failures);
+    let is_wanted = |failure: &&MemberFailure| {
+        is_task(args, &failure.slot.task)
+            && args.index.is_none_or(|index| failure.slot.index == index)
+    };
+    let failures: Vec<&MemberFailure> = failures.filter(is_wanted).collect();
+    if failures.is_empty() {
+        let hint = format!("what is known: rcfarm job explain {}", args.job);
+        return Err(failure(format!("{} has no such failure", args.job), hint));
+    }
+    context.show(&failures, || match &failures[..] {
+        [one] if !one.output.is_empty() => one.output.clone(),
+        all => all.iter().map(|failure| format!("{failure}\n{}\n", failure.output)).collect(),
+    })
 }
 
 /// Number of members that the arguments select; `None`: the record is not valid.

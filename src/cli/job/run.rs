@@ -80,6 +80,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobRunArgs) -> anyhow::
     }
     context.note(format!("{id}: created"));
     let logs = JobLogsArgs {
+        previous: false,
         job: id,
         task: None,
         index: None,

@@ -17,7 +17,7 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use rcfarm_api::audit::{Details, NodeChange};
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::node::record::NodeState;
+use rcfarm_api::node::record::{DrainJobs, NodeState};
 use rcfarm_api::{Stored, Timestamp, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, StoreError};
@@ -29,12 +29,22 @@ pub struct DrainArgs {
     /// Time limit; afterwards the command reports the remaining pods, and the nodes stay draining
     #[arg(long, value_name = "TIME", default_value = "30m", value_parser = duration)]
     deadline: Duration,
+    /// What happens to members of jobs: evict them, to be started on other nodes, or wait until they end
+    #[arg(long, value_name = "POLICY", default_value = "evict")]
+    jobs: JobsPolicy,
     /// Wait until no pod is left (the default)
     #[arg(long, overrides_with = "no_wait")]
     wait: bool,
     /// Do not wait
     #[arg(long, overrides_with = "wait")]
     no_wait: bool,
+}
+
+/// Value of `--jobs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum JobsPolicy {
+    Evict,
+    Wait,
 }
 
 #[derive(clap::Args)]
@@ -80,7 +90,11 @@ pub(super) async fn drain(context: &CommandContext, args: &DrainArgs) -> anyhow:
         )
     })?;
     let nodes = args.which.find(context).await?;
-    let wanted = (NodeState::Draining, Some(deadline));
+    let jobs = match args.jobs {
+        JobsPolicy::Evict => DrainJobs::Evict,
+        JobsPolicy::Wait => DrainJobs::Wait,
+    };
+    let wanted = (NodeState::Draining, Some(deadline), Some(jobs));
     for node in &nodes {
         change(context, node, wanted, Details::NodeDrained).await?;
     }
@@ -128,7 +142,7 @@ pub(super) async fn undrain(
     let nodes = args.which.find(context).await?;
     let mut changed = BTreeSet::new();
     for node in &nodes {
-        if change(context, node, (NodeState::Ready, None), Details::NodeUndrained).await? {
+        if change(context, node, (NodeState::Ready, None, None), Details::NodeUndrained).await? {
             changed.insert(node.name.clone());
         }
     }
@@ -148,17 +162,19 @@ pub(super) async fn undrain(
 async fn change(
     context: &CommandContext,
     seen: &NodeSnapshot,
-    (state, drain_deadline): (NodeState, Option<Timestamp>),
+    (state, drain_deadline, drain_jobs): (NodeState, Option<Timestamp>, Option<DrainJobs>),
     details: impl Fn(NodeChange) -> Details,
 ) -> anyhow::Result<bool> {
     let attempt = async || {
         let node = NodeSnapshot::read(context, &seen.name).await?;
         check_readable(&node)?;
         let Ok(mut record) = node.record.clone() else { return Ok(None) };
-        if (record.state, record.drain_deadline) == (state, drain_deadline) {
+        let seen = (record.state, record.drain_deadline, record.drain_jobs);
+        if seen == (state, drain_deadline, drain_jobs) {
             return Ok(Some(false));
         }
         (record.state, record.drain_deadline) = (state, drain_deadline);
+        record.drain_jobs = drain_jobs;
         let (index, flags) =
             node.entry.as_ref().map_or((Index::ZERO, 0), |entry| (entry.modify_index, entry.flags));
         let op = Op::Cas { key: key::node(&node.name), value: record.encode(), flags, index };
@@ -178,7 +194,8 @@ async fn read_rows(context: &CommandContext, names: &[NodeName]) -> anyhow::Resu
     let mut rows = Vec::new();
     for name in names {
         let node = NodeSnapshot::read(context, name).await?;
-        let pods = pods(context, &node).await?;
+        let mut pods = pods(context, &node).await?;
+        pods.retain(|pod| !pod.ended);
         rows.push(Row::of(&node, pods));
     }
     Ok(rows)

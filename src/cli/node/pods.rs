@@ -10,8 +10,12 @@ use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{Found, title};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
-use rcfarm_api::ids::{NodeName, PodId, RcId};
+use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId};
+use rcfarm_api::job::identity::name_of;
+use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::Health;
+use rcfarm_api::node::record::DrainJobs;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::{Prefix, Query};
@@ -26,6 +30,8 @@ pub(super) struct NodePod {
     pub(super) intended: bool,
     /// Whether the node reports it in `reality/`.
     pub(super) real: bool,
+    /// Whether it is a member of a job and has ended: it stays with its log, and no drain waits for it.
+    pub(super) ended: bool,
     /// Why it is still there; `None`: it need not leave.
     pub(super) stays: Option<Stay>,
 }
@@ -68,12 +74,25 @@ pub(super) async fn pods(
         .iter()
         .filter_map(|(place, pod)| Some((place.pod.clone(), pod.value.rc?)))
         .collect();
+    let jobs: BTreeMap<PodId, Namespaced> = entries
+        .iter()
+        .filter_map(|entry| {
+            let pod = key::node_pod_labels(name).tail(&entry.key)?.parse().ok()?;
+            Some((pod, name_of(&decode_labels(&entry.value).ok()?)?.0))
+        })
+        .collect();
     let labelled: BTreeSet<PodId> = labelled.iter().map(|(place, _)| place.pod.clone()).collect();
     let mut all = &intended | &labelled;
     if is_told {
         all.extend(real.iter().cloned());
     }
     let healths = context.get_many(all.iter().map(|pod| key::health(pod, name))).await?;
+    let statuses = context.get_many(jobs.keys().map(|pod| key::pod_status(pod, name))).await?;
+    let has_ended = |pod: &PodId| {
+        let entry = statuses.get(key::pod_status(pod, name).as_str());
+        let status = entry.and_then(|entry| PodStatus::decode(&entry.value).ok());
+        status.is_some_and(|status| status.phase == NodePodPhase::Ended)
+    };
     let controllers = controllers(context, owners.values().copied().collect()).await?;
     let pod = |pod_id: PodId| {
         let rc = owners.get(&pod_id).copied();
@@ -86,7 +105,11 @@ pub(super) async fn pods(
             health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
             intended: intended.contains(&pod_id),
             real: real.contains(&pod_id),
-            stays: stays(node, controller, is_leaving),
+            ended: has_ended(&pod_id),
+            stays: match (jobs.get(&pod_id), is_leaving) {
+                (Some(job), false) => stays_of_job(node, job).filter(|_| !has_ended(&pod_id)),
+                _ => stays(node, controller, is_leaving),
+            },
             pod_id,
         }
     };
@@ -118,6 +141,17 @@ async fn controllers(
         }
     };
     Ok(ids.into_iter().map(|id| (id, controller(id))).collect())
+}
+
+/// Why a member of a job is still on a node that is not ready; `None`: it may stay.
+fn stays_of_job(node: &NodeSnapshot, job: &Namespaced) -> Option<Stay> {
+    let evicts = node.record.as_ref().is_ok_and(|r| r.drain_jobs == Some(DrainJobs::Evict));
+    let (reason, what) = match (node.readiness(), evicts) {
+        (NodeReadiness::Ready, _) => return None,
+        (NodeReadiness::Draining, false) => ("JobRuns", "it stays until it ends"),
+        _ => ("JobMoves", "it is evicted, and started on another node"),
+    };
+    Some(Stay::new(reason, format!("a member of job {job}: {what}: rcfarm job explain {job}")))
 }
 
 /// Why a pod that should leave `node` is still there; `None`: it may stay.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{BASE_OPS, FIXED_OPS, JobController, JobView, POD_OPS};
+use crate::cluster::nodes::NodeReadiness;
+use crate::job::gang;
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::writes::{self, Made};
@@ -34,6 +36,8 @@ pub(super) struct PlannedStep {
     /// Phase before the plan.
     pub(super) before: JobPhase,
 }
+
+type Moves = BTreeMap<String, BTreeMap<u32, NodeName>>;
 
 pub(super) type Adopted = (PodRef, PodIdentity);
 
@@ -120,7 +124,9 @@ impl JobController {
                 let before = current.as_ref().filter(|_| input.group.exists).map(|c| &c.spec);
                 let placed = input.group.places.as_ref().map_or(0, BTreeMap::len);
                 let (job, uid, pods) = (&input.record.read.spec, input.uid, &input.pods);
-                let mut wanted = writes::group_of(&self.id, uid, job, plan, placed, pods, before);
+                let moves = self.moves(input, plan);
+                let mut wanted =
+                    writes::group_of(&self.id, uid, job, plan, (placed, moves), pods, before);
                 if let Some(current) = current {
                     wanted.other.clone_from(&current.other);
                 }
@@ -184,6 +190,28 @@ impl JobController {
             .filter(|_| input.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
         writes::places(&input.record.read.spec, node_of, |_| false)
+    }
+
+    /// Members without a pod that shall leave their node, by task and index: the node drains, or their last try failed
+    /// there.
+    fn moves(&self, input: &JobView, plan: &JobPlan) -> Moves {
+        let status = &plan.status;
+        let mut moves = Moves::new();
+        if !status.state.phase.starts_members() && status.state.phase != JobPhase::Restarting {
+            return moves;
+        }
+        for (slot, node) in self.bound_nodes(input) {
+            let memory = status.tasks.get(&slot.task);
+            if memory.is_some_and(|memory| memory.started.contains(slot.index)) {
+                continue;
+            }
+            let drains = || self.caches.nodes.readiness(&node) == NodeReadiness::Draining;
+            if gang::failed_on(status, &slot, &node) || drains() {
+                let task = input.record.read.spec.task(&slot.task).map(JobTask::lower_name);
+                moves.entry(task.unwrap_or_default()).or_default().insert(slot.index, node);
+            }
+        }
+        moves
     }
 
     /// Ports of bound members, once they may start.

@@ -199,9 +199,17 @@ impl JobController {
             return Ok(ObservedGroup { exists: true, round, ..ObservedGroup::default() });
         };
         let down = |node: &NodeName| self.caches.nodes.readiness(node) == NodeReadiness::Down;
-        let places = status
-            .may_start(&record.spec)
-            .then(|| writes::places(&read.spec, |task, n| status.node_of(task, n).cloned(), down));
+        let is_drained = |slot: &Slot, node: &NodeName| {
+            !self.has_started(uid, slot)
+                && self.caches.nodes.readiness(node) == NodeReadiness::Draining
+        };
+        let places = status.may_start(&record.spec).then(|| {
+            let node_of = |task: &str, n| status.node_of(task, n).cloned();
+            let mut places = writes::places(&read.spec, node_of, down);
+            // No member starts on a draining node.
+            places.retain(|slot, node| !is_drained(slot, node));
+            places
+        });
         Ok(ObservedGroup {
             exists: true,
             is_foreign: false,
@@ -212,6 +220,13 @@ impl JobController {
             is_over: status.phase == PodGroupPhase::Completed,
             waits: why_waits(status, read.spec.framework),
         })
+    }
+
+    /// Whether a member's pod exists or is being created, according to the status.
+    pub(super) fn has_started(&self, uid: JobUid, slot: &Slot) -> bool {
+        let status = self.chain.status();
+        let memory = status.tasks.get(&slot.task).filter(|_| status.uid == uid);
+        memory.is_some_and(|memory| memory.started.contains(slot.index))
     }
 
     /// Commands not yet executed, oldest first.

@@ -148,7 +148,8 @@ impl Scenario {
             let places = self.group.places.as_ref().map_or(0, BTreeMap::len);
             let pods = Pods { own: self.pods.clone(), leaving, ..Pods::default() };
             let uid = JobUid(Index(7));
-            let group = group_of(&self.id, uid, &job, &plan, places, &pods, None);
+            let group =
+                group_of(&self.id, uid, &job, &plan, (places, BTreeMap::new()), &pods, None);
             for pod in self.pods.iter().filter(|pod| !pod.lost).chain(&self.leaving) {
                 let held = |task: &rcfarm_api::pod_group::spec::TaskSpec| {
                     task.name == pod.slot.task.to_ascii_lowercase()

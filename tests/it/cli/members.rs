@@ -185,3 +185,49 @@ async fn member_killed_by_its_nodes_lease_has_not_failed() {
     let ended = dev.wait("evicted").await;
     assert_eq!(ended.code, 0, "{ended:?}");
 }
+
+/// The limit removes the members' pods with their logs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_of_a_failed_member_stays_when_its_pod_is_gone() {
+    let dev = DevJobs::start(&["--nodes", "1"]).await;
+    let script = "for n in $(seq 3000); do echo line $n; done; echo the cause; exit 3";
+    let script = script.replace("$(seq 3000)", "`seq 3000`");
+    let container = json!({"name": "pytorch", "command": ["sh", "-c", script]});
+    let member = json!({"replicas": 1, "restartPolicy": "OnFailure",
+        "template": {"spec": {"containers": [container]}}});
+    let spec = json!({"runPolicy": {"backoffLimit": 1, "cleanPodPolicy": "All"},
+        "pytorchReplicaSpecs": {"Master": member}});
+    dev.apply(&json!({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+        "metadata": {"name": "crash"}, "spec": spec}))
+        .await;
+    assert_eq!(dev.wait("crash").await.code, 2);
+    until("its pod is gone", async || {
+        let tree = dev.run(&["job", "tree", "crash", "-o", "json"]).await.json();
+        tree["tasks"][0]["pods"].as_array().unwrap().is_empty()
+    })
+    .await;
+    let output = dev.run(&["job", "logs", "crash", "--previous"]).await.ok();
+    assert!(output.ends_with("line 3000\nthe cause\n"), "{output}");
+    assert!(output.len() <= 4 * 1024, "{}", output.len());
+    let told = dev.run(&["job", "explain", "crash"]).await.ok();
+    assert!(told.contains("master-0 on node-1: exit code 3: pytorch: exited with 3"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_moves_members_of_jobs() {
+    let dev = DevJobs::start(&["--nodes", "2"]).await;
+    let more = json!({"minAvailable": 2});
+    let mut document = job("two", json!({"command": ["sleep", "600"]}), "Never", more);
+    document["spec"]["tasks"][0]["replicas"] = json!(2);
+    dev.apply(&document).await;
+    dev.run(&["job", "wait", "two", "--for", "running"]).await.ok();
+    dev.run(&["node", "drain", "node-1", "--deadline", "60s"]).await.ok();
+    until("both run on the other node", async || {
+        let tree = dev.run(&["job", "tree", "two", "-o", "json"]).await.json();
+        let pods = tree["tasks"][0]["pods"].as_array().unwrap().clone();
+        let runs = |pod: &Value| pod["node"] == "node-2" && pod["phase"] == "Running";
+        pods.len() == 2 && pods.iter().all(runs)
+    })
+    .await;
+    assert_eq!(dev.status("two").await["retryCount"], 0);
+}

@@ -2,6 +2,7 @@
 
 mod claims;
 mod deletion;
+mod drained;
 mod pod_ids;
 
 use deletion::nothing_is_left;

@@ -41,6 +41,9 @@ pub struct NodeRecord {
     /// Deadline of a drain; `rcfarm node drain` then reports what is left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_deadline: Option<Timestamp>,
+    /// What a drain does with members of jobs; `None`: [`DrainJobs::Wait`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_jobs: Option<DrainJobs>,
     /// Version of the agent; `None` for nodes without rcfarm's agent, such as p2's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
@@ -65,6 +68,16 @@ pub enum NodeState {
     Ready,
     /// It shall become empty and stay empty.
     Draining,
+}
+
+/// What a drain does with members of jobs that run on the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DrainJobs {
+    /// They are evicted, and started on other nodes.
+    Evict,
+    /// They stay until they end.
+    Wait,
 }
 
 impl Stored for NodeRecord {

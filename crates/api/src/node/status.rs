@@ -108,6 +108,9 @@ pub struct ProcessStatus {
     pub restarts: u64,
     /// Its last exit.
     pub last_exit: Option<LastExit>,
+    /// The end of its output, after a failure. Only processes of jobs have it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub output: String,
     /// Last result of its check, or why it does not run.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -140,6 +143,9 @@ pub enum ExitReason {
 }
 
 displays_as_variant!(ExitReason);
+
+/// Limit of `output`, in bytes.
+pub const LONGEST_OUTPUT: usize = 4 * 1024;
 
 /// Exit code of a program that could not be started.
 pub const START_ERROR: i32 = 128;

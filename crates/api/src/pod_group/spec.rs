@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::phase::PodGroupReason;
 use super::pod_ids::PodIdFormat;
-use crate::ids::{DEFAULT_QUEUE, Namespaced, QueueName};
+use crate::ids::{DEFAULT_QUEUE, Namespaced, NodeName, QueueName};
 use crate::labels::{Selector, SelectorError};
 use crate::resource_list::{PODS, ResourceList};
 use crate::{FieldError, Stored};
@@ -70,6 +70,10 @@ pub struct PodGroupSpec {
     /// Seconds after which an admitted group that is not placed goes back to its queue; missing: the scheduler's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule_timeout_seconds: Option<u64>,
+    /// Members without a pod that shall leave the node that is named, by task and index. If the node is fit, they stay
+    /// there unless another one has room.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub moves: BTreeMap<String, BTreeMap<u32, NodeName>>,
     /// Why it must not be admitted now; an admitted one releases its placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
@@ -100,6 +104,7 @@ impl Default for PodGroupSpec {
             owner: None,
             round: 0,
             schedule_timeout_seconds: None,
+            moves: BTreeMap::new(),
             hold: None,
             other: Map::new(),
         }

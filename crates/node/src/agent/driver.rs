@@ -44,6 +44,9 @@ pub struct Launch {
     pub cwd: PathBuf,
     /// File for its output.
     pub log: PathBuf,
+    /// Size in bytes above which the log is rotated.
+    #[serde(default = "default_log_bytes")]
+    pub log_bytes: u64,
     /// User and group ids; `None`: those of the agent.
     pub run_as: Option<(u32, u32)>,
     /// Whether the process keeps the agent's capabilities and may gain others.
@@ -54,6 +57,10 @@ pub struct Launch {
     pub lease: Option<PathBuf>,
     /// Name of the stop signal.
     pub stop_signal: String,
+}
+
+fn default_log_bytes() -> u64 {
+    super::logs::MAX_BYTES
 }
 
 /// A process that runs.
@@ -90,6 +97,9 @@ pub struct ProcessExit {
     /// What else is known of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<ExitReason>,
+    /// The end of its output, after a failure.
+    #[serde(skip)]
+    pub output: String,
 }
 
 impl ProcessExit {
@@ -97,7 +107,15 @@ impl ProcessExit {
     pub fn unknown(why: &str) -> ProcessExit {
         let at = Timestamp::UNIX_EPOCH;
         let why = Some(why.to_owned());
-        ProcessExit { attempt: 0, at, code: None, signal: None, why, reason: None }
+        ProcessExit {
+            attempt: 0,
+            at,
+            code: None,
+            signal: None,
+            why,
+            reason: None,
+            output: String::new(),
+        }
     }
 
     /// A start that failed.

@@ -86,6 +86,23 @@ pub fn tail(path: &Path, lines: usize) -> io::Result<(u64, u64)> {
     Ok((first, end))
 }
 
+/// The last `bytes` of a log, for people; empty if it cannot be read.
+pub fn last_output(path: &Path, bytes: usize) -> String {
+    let read = || {
+        let mut file = open(path)?;
+        let end = file.metadata()?.len();
+        file.seek(SeekFrom::Start(end.saturating_sub(bytes as u64)))?;
+        let mut output = Vec::new();
+        file.take(bytes as u64).read_to_end(&mut output)?;
+        Ok::<_, io::Error>(output)
+    };
+    let output = read().unwrap_or_default();
+    // A character that was cut has no beginning.
+    let whole = output.iter().position(|byte| byte & 0xC0 != 0x80).unwrap_or(output.len());
+    let text = String::from_utf8_lossy(&output[whole..]);
+    text[text.ceil_char_boundary(text.len().saturating_sub(bytes))..].to_owned()
+}
+
 /// Output after the byte offset `from`, at most 1 MiB, and the offset where it ends. A log that is shorter than `from`
 /// was truncated and is read from its beginning.
 ///
@@ -123,6 +140,20 @@ mod tests {
             [Some("55".into()), Some("44".into()), Some("33".into()), None]
         );
         assert!(rotate(&directory.path().join("none"), 1).is_err());
+    }
+
+    #[test]
+    fn last_output_is_bounded_and_whole_text() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.log");
+        assert_eq!(last_output(&path, 4), "");
+        fs::write(&path, "aäöü").unwrap();
+        assert_eq!(
+            (last_output(&path, 5).as_str(), last_output(&path, 100).as_str()),
+            ("öü", "aäöü")
+        );
+        fs::write(&path, [0xFF; 100]).unwrap();
+        assert!(last_output(&path, 50).len() <= 50);
     }
 
     #[test]

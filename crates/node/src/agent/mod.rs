@@ -97,6 +97,8 @@ pub struct AgentSettings {
     pub env: BTreeMap<String, String>,
     /// The data directory ([`state`]); one agent per directory.
     pub data_dir: PathBuf,
+    /// Size in bytes above which a log is rotated.
+    pub log_bytes: u64,
     /// TTLs of the agent's check and session.
     pub session: SessionSettings,
     /// Size limits of one transaction.

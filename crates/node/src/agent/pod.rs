@@ -369,7 +369,8 @@ impl PodTask {
             attempt,
             command,
             cwd,
-            log: data.pod(&self.id).join(format!("{name}.log")),
+            log: data.log(&self.id, name),
+            log_bytes: settings.log_bytes,
             run_as,
             privileged: settings.permits.privileged,
             cgroup,
@@ -511,6 +512,13 @@ impl PodTask {
         }
     }
 
+    /// The end of a failed process's output. A job keeps it in its status; controllers do not read it.
+    fn output_of(&self, process: &PodProcess, phase: NodePodPhase) -> String {
+        let is_down = matches!(phase, NodePodPhase::Backoff | NodePodPhase::Ended);
+        let exit = process.last_exit.as_ref().filter(|_| is_down && self.intended.job.is_some());
+        exit.map(|exit| exit.output.clone()).unwrap_or_default()
+    }
+
     fn process_status(&self, name: &str, process: &PodProcess) -> ProcessStatus {
         let ended = process.last_exit.as_ref().map(ProcessExit::in_words);
         let phase = match process.state {
@@ -550,6 +558,7 @@ impl PodTask {
                 exit_status: exit.signal.unwrap_or(0),
                 reason: exit.reason,
             }),
+            output: self.output_of(process, phase),
             message,
         }
     }

@@ -17,6 +17,7 @@ use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Sta
 use super::event::{AgentEvent, PresenceState};
 use super::health::{HealthCheck, HealthVerdict};
 use super::intended::Intended;
+use super::logs::last_output;
 use super::plan::{AgentPodState, SingleInstance};
 use super::pod::{PodTask, prepare};
 use super::single_instance::SingleInstanceCheck;
@@ -25,7 +26,7 @@ use super::tasks::Tasks;
 use super::{AgentSettings, cgroup};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::node::Health;
-use rcfarm_api::node::status::{IntentIndex, PodStatus};
+use rcfarm_api::node::status::{IntentIndex, LONGEST_OUTPUT, PodStatus};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Env, panic_text};
@@ -73,8 +74,16 @@ impl NodePods {
     }
 
     fn adopt_process(&mut self, id: &PodId, name: &str, found: FoundProcess, now: Duration) {
+        let log = self.data.log(id, name);
         let Some(pod) = self.by_id.get_mut(id) else { return };
         let is_running = matches!(found, FoundProcess::Running(_));
+        let found = match found {
+            FoundProcess::Exited(exit) if !exit.is_success() => {
+                let output = last_output(&log, LONGEST_OUTPUT);
+                FoundProcess::Exited(ProcessExit { output, ..exit })
+            }
+            found => found,
+        };
         pod.adopt(name, found, now);
         if is_running {
             self.monitor(id, name);
@@ -278,9 +287,12 @@ impl NodePods {
         let Some(running) = process.and_then(|process| process.running.clone()) else { return };
         let (pod, launchable) = (id.clone(), name.to_owned());
         let (driver, events) = (self.driver.clone(), self.events.clone());
-        let dir = self.data.launchable(id, name);
+        let (dir, log) = (self.data.launchable(id, name), self.data.log(id, name));
         self.spawn_for(id, Some(name), async move {
-            let exit = driver.exited(&dir, &running).await;
+            let mut exit = driver.exited(&dir, &running).await;
+            if !exit.is_success() {
+                exit.output = last_output(&log, LONGEST_OUTPUT);
+            }
             let _ = events.send(AgentEvent::Exited(pod, launchable, exit));
         });
     }

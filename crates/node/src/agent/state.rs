@@ -150,6 +150,12 @@ impl DataDir {
         self.pod(pod).join(launchable)
     }
 
+    /// The output of a launchable.
+    #[must_use]
+    pub fn log(&self, pod: &PodId, launchable: &str) -> PathBuf {
+        self.pod(pod).join(format!("{launchable}.log"))
+    }
+
     /// The file with the lease.
     #[must_use]
     pub fn lease(&self) -> PathBuf {

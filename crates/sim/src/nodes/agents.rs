@@ -136,6 +136,7 @@ impl Agents {
             ports: None,
             env: BTreeMap::new(),
             data_dir: host.disk.path().to_owned(),
+            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
             session: session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,

@@ -191,8 +191,15 @@ impl SimMachine {
     /// A signal ends a process after a while, unless it ends before.
     fn signalled(&self, state: &mut State, running: &Started, after: Duration, signal: i32) {
         let (at, attempt) = (self.clock.wall() + after, running.attempt);
-        let exit =
-            ProcessExit { attempt, at, code: None, signal: Some(signal), why: None, reason: None };
+        let exit = ProcessExit {
+            attempt,
+            at,
+            code: None,
+            signal: Some(signal),
+            why: None,
+            reason: None,
+            output: String::new(),
+        };
         let process = state.processes.values_mut().find(|process| process.started == *running);
         if let Some(process) = process {
             process.end_at(monotonic() + after, exit);
@@ -228,7 +235,15 @@ impl SimMachine {
                 let at = started_at + runs;
                 (
                     now + runs,
-                    ProcessExit { attempt, at, code, signal: None, why: None, reason: None },
+                    ProcessExit {
+                        attempt,
+                        at,
+                        code,
+                        signal: None,
+                        why: None,
+                        reason: None,
+                        output: String::new(),
+                    },
                 )
             })
         };

@@ -1,6 +1,6 @@
 //! Gangs that need several transactions, and gangs on lost nodes.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{NODE, TestScheduler, id, workers};
 use rcfarm_api::ids::NodeName;
@@ -97,4 +97,27 @@ fn member_of_a_down_node_is_replaced_once_its_pod_ends() {
         (1, PodGroupPhase::Unknown),
         "no room"
     );
+}
+
+#[test]
+fn member_that_failed_moves_only_if_another_node_has_room() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    let spec = |moves: Value| json!({"tasks": workers(1, "3"), "moves": moves});
+    sched.group("a", spec(json!({})));
+    sched.run();
+    let first = sched.nodes("a").remove(0);
+    sched.group("a", spec(json!({"w": {"0": first}})));
+    sched.run();
+    let second = sched.nodes("a").remove(0);
+    assert_ne!(second, first);
+    sched.group("other", json!({"tasks": workers(1, "3")}));
+    sched.run();
+    assert_eq!(sched.nodes("other"), [first]);
+    sched.group("a", spec(json!({"w": {"0": second}})));
+    sched.run();
+    assert_eq!(sched.nodes("a"), std::slice::from_ref(&second), "the other node is full");
+    // The node takes no pods any more: the member has no node until there is room elsewhere.
+    sched.fleet.unfit = [second.parse().unwrap()].into();
+    sched.run();
+    assert!(sched.nodes("a").is_empty());
 }

@@ -9,7 +9,7 @@ use crate::Timestamp;
 use crate::ids::NodeName;
 use crate::job::spec::Slot;
 use crate::manifest::command_line::cut;
-use crate::node::status::ExitReason;
+use crate::node::status::{ExitReason, LONGEST_OUTPUT};
 
 /// Limit of failures in a status. The oldest are dropped.
 pub const MOST_FAILURES: usize = 16;
@@ -76,7 +76,7 @@ impl JobStatus {
             }
             known.map(|at| self.failures.remove(at));
             failure.message = printable(&cut(&failure.message, LONGEST_MESSAGE));
-            failure.output = printable(&failure.output);
+            failure.output = printable(&cut(&failure.output, LONGEST_OUTPUT));
             self.failures.push(failure);
             changed = true;
         }
