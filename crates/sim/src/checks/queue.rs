@@ -304,7 +304,11 @@ fn edge(
     let Some(after) = after else { return };
     let before = before.filter(|before| before.of == after.of);
     let from = before.map_or(P::Pending, |before| before.phase);
-    let new_round = before.is_some_and(|before| before.round < after.round);
+    // A release may take several transactions: the round grows in the first, the phase changes in the last.
+    let is_release = |before: &PodGroupStatus| {
+        before.placement.as_ref().is_some_and(|place| place.then == Some(after.phase))
+    };
+    let new_round = before.is_some_and(|before| before.round < after.round || is_release(before));
     let listed = match (from, after.phase) {
         (from, to) if from == to => true,
         (P::Pending, P::Inqueue) => true,
