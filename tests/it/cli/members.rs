@@ -178,6 +178,7 @@ async fn member_killed_by_its_nodes_lease_has_not_failed() {
     dev.process.signal("CONT");
     until("it runs again", async || running("never").await.is_some_and(|attempt| attempt > 0))
         .await;
+    dev.run(&["job", "wait", "never", "--for", "running"]).await.ok();
     let status = dev.status("never").await;
     assert_eq!(status["retryCount"], 0, "{status:#}");
     assert_eq!(status["state"]["phase"], "Running", "{status:#}");

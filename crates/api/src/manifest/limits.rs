@@ -177,9 +177,6 @@ pub fn check_for_p2(fields: &Value) -> Result<(), FieldError> {
         if let Some(limits) = stanza.get("cgroup") {
             cgroup(&format!("{path}.cgroup"), limits)?;
         }
-        if stanza.get("version").is_some_and(|version| !version.is_object() && !version.is_null()) {
-            return bad(&format!("{path}.version"), "p2 reads a mapping", "write {id: …}");
-        }
         let is_plain = |value: &Value| !value.is_object() && !value.is_array();
         let env = stanza.get("env").filter(|env| !env.is_null());
         let plain_env = |env: &Value| env.as_object().is_some_and(|env| env.values().all(is_plain));
@@ -294,10 +291,6 @@ mod tests {
                 "launchables.a",
             ),
             ("launchables: {a: {launchable_type: docker}}", "launchables.a"),
-            (
-                "launchables: {a: {launchable_type: process, command: x, version: 3}}",
-                "launchables.a.version",
-            ),
         ] {
             let error = check_for_p2(&fields(&format!("id: a\n{text}\n"))).unwrap_err();
             assert_eq!(error.path, path, "{text}");
