@@ -28,7 +28,8 @@ pub struct Intended {
 }
 
 impl From<StoredPod> for Intended {
-    fn from(StoredPod { manifest, owner, devices, intent_index }: StoredPod) -> Self {
+    fn from(stored: StoredPod) -> Self {
+        let StoredPod { manifest, owner, devices, intent_index, forgotten: _ } = stored;
         Intended { index: intent_index, ..Intended::new(&manifest, owner, devices) }
     }
 }

@@ -224,6 +224,7 @@ impl PodTask {
             owner: self.intended.owner,
             devices: self.intended.devices.clone(),
             intent_index: self.intended.index,
+            forgotten: false,
         }
     }
 

@@ -21,7 +21,7 @@ use super::logs::last_output;
 use super::plan::{AgentPodState, SingleInstance};
 use super::pod::{PodTask, prepare};
 use super::single_instance::SingleInstanceCheck;
-use super::state::DataDir;
+use super::state::{DataDir, StoredPod};
 use super::tasks::Tasks;
 use super::{AgentSettings, cgroup};
 use rcfarm_api::ids::PodId;
@@ -53,10 +53,15 @@ impl NodePods {
         monotonic() - self.started_at
     }
 
-    /// Adopts the processes that the previous agent left running.
-    pub(super) async fn adopt(&mut self) {
-        let now = self.uptime();
+    /// Adopts the processes that the previous agent left running. Returns the pods that it had forgotten and whose
+    /// reports may not be deleted yet.
+    pub(super) async fn adopt(&mut self) -> Vec<PodId> {
+        let (now, mut forgotten) = (self.uptime(), Vec::new());
         for (id, stored) in self.data.pods() {
+            if stored.forgotten {
+                forgotten.push(id);
+                continue;
+            }
             self.insert(id.clone(), stored.into(), now);
             let names = self.by_id.get_mut(&id).map(|pod| pod.launchables(&self.data));
             for name in names.unwrap_or_default() {
@@ -71,6 +76,7 @@ impl NodePods {
         if !self.by_id.is_empty() {
             info!(pods = self.by_id.len(), "pods of the previous agent adopted");
         }
+        forgotten
     }
 
     fn adopt_process(&mut self, id: &PodId, name: &str, found: FoundProcess, now: Duration) {
@@ -338,7 +344,13 @@ impl NodePods {
 
     pub(super) fn forget(&mut self, id: &PodId) {
         info!(pod = %id, "pod removed");
-        self.by_id.remove(id);
+        // Its reports are the proof of its deletion, and they are deleted now. Without the mark the next agent would take
+        // the pod for one whose past Consul has lost, and keep it.
+        if let Some(pod) = self.by_id.remove(id)
+            && let Err(error) = self.data.keep(id, &StoredPod { forgotten: true, ..pod.stored() })
+        {
+            warn!(pod = %id, %error, "the pod cannot be marked as forgotten");
+        }
         cgroup::remove(id);
     }
 }

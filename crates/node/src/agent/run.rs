@@ -99,7 +99,9 @@ impl Agent {
             is_proving: false,
             read_intents_again: Arc::default(),
         };
-        agent.pods.adopt().await;
+        for forgotten in agent.pods.adopt().await {
+            agent.reporter.forget(&forgotten);
+        }
         agent.run(events_in, shutdown).await
     }
 }

@@ -59,6 +59,9 @@ pub struct StoredPod {
     /// The intent, as last read.
     #[serde(default)]
     pub intent_index: Option<IntentIndex>,
+    /// It was forgotten: its deletion was proved, and no process is left. Its files stay until its reports are deleted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forgotten: bool,
 }
 
 /// The data directory, held by this agent.
@@ -311,7 +314,7 @@ mod tests {
 
     fn kept(manifest: &str) -> StoredPod {
         let (manifest, devices) = (manifest.to_owned(), BTreeMap::new());
-        StoredPod { manifest, owner: None, devices, intent_index: None }
+        StoredPod { manifest, owner: None, devices, intent_index: None, forgotten: false }
     }
 
     #[test]
