@@ -26,7 +26,7 @@ fuzz_target!(|text: &str| {
     }
     let _ = (document::immutable_hash(&document), document::immutable_hash(&stored));
     let job = &read.spec;
-    let peer = |slot: &Slot| ClusterPeer { host: slot.to_string(), offset: 1 };
+    let peer = |slot: &Slot| ClusterPeer { host: slot.to_string(), offset: 1, assigned: None };
     let cluster = Cluster { id: &id, job, peer: &peer };
     for task in job.tasks.iter().filter(|_| job.replicas() <= 100) {
         for slot in (0..task.replicas).map(|index| Slot::new(&task.name, index)) {
