@@ -18,13 +18,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::agent::driver::{Launch, ProcessExit, StartFailure, Started, signal};
-use super::agent::logs::rotate;
+use super::agent::logs::{open_with, rotate};
 use super::agent::state;
 use super::exec;
 use rcfarm_api::node::status::ExitReason;
@@ -167,16 +167,10 @@ fn start(launch: &Launch) -> Result<std::process::Child, StartFailure> {
     exec::spawn(launch, log)
 }
 
-/// Opens the log for appending. The process may have put something else at its path: a link is not followed, and
-/// nothing but a file is used.
+/// Opens the log for appending.
 fn open_log(launch: &Launch) -> io::Result<File> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut options = File::options();
-    let log =
-        options.create(true).append(true).mode(0o640).custom_flags(flags).open(&launch.log)?;
-    if !log.metadata()?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
+    let log = open_with(options.create(true).append(true).mode(0o640), &launch.log)?;
     if let Some((uid, gid)) = launch.run_as {
         // Programs may open `/dev/stdout`, which is this file.
         fchown(&log, Some(uid), Some(gid))?;

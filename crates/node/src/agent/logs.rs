@@ -3,7 +3,7 @@
 //! A process writes to its file directly, so its output does not depend on agent or shim. A file that is too large is
 //! therefore copied and truncated, as with logrotate's `copytruncate`. Output between copy and truncation is lost.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -15,43 +15,76 @@ pub const MAX_BYTES: u64 = 10 * 1024 * 1024;
 /// Number of rotated files that are kept, as `.log.1` (newest) to `.log.3`.
 pub const KEPT: u32 = 3;
 
-fn older(path: &Path, n: u32) -> PathBuf {
+fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{n}"));
+    name.push(ending);
     name.into()
 }
 
-/// Rotates the log at `path` if it is larger than `max_bytes`. Returns whether it was.
-///
-/// # Errors
-/// Fails if the file system does; the log itself is then unchanged.
-pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
-    if fs::metadata(path)?.len() <= max_bytes {
-        return Ok(false);
-    }
-    for n in (1..KEPT).rev() {
-        if older(path, n).exists() {
-            fs::rename(older(path, n), older(path, n + 1))?;
-        }
-    }
-    fs::copy(path, older(path, 1))?;
-    File::options().write(true).open(path)?.set_len(0)?;
-    Ok(true)
+fn older(path: &Path, n: u32) -> PathBuf {
+    beside(path, &format!(".{n}"))
 }
 
-/// Furthest that [`tail`] looks back, in bytes.
-const LONGEST_TAIL: u64 = 64 * 1024 * 1024;
-
-/// Opens a log for reading. The pod may have put something else at its path: a link is not followed, a pipe is not waited
-/// for, and nothing but a file is read.
-fn open(path: &Path) -> io::Result<File> {
+/// Opens a log. The pod may have put something else at its path: a link is not followed, a pipe is not waited for, and
+/// nothing but a file is used.
+pub(crate) fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let file = options.custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::other("it is no regular file")),
     }
 }
+
+fn open(path: &Path) -> io::Result<File> {
+    open_with(File::options().read(true), path)
+}
+
+/// Rotates the log at `path` if it is larger than `max_bytes`. Returns whether it was. Whoever may write to the pod's
+/// directory chooses what is at the paths, so the log is opened once, and its copy is a new file.
+///
+/// # Errors
+/// Fails if the file system does, or if there is no regular file at `path`; the log itself is then unchanged.
+pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
+    if fs::symlink_metadata(path)?.len() <= max_bytes {
+        return Ok(false);
+    }
+    let mut log = open_with(File::options().read(true).write(true), path)?;
+    if log.metadata()?.len() <= max_bytes {
+        return Ok(false);
+    }
+    let copy = beside(path, ".new");
+    let rotated = copy_to(&mut log, &copy).and_then(|()| {
+        for n in (1..KEPT).rev() {
+            unless_missing(fs::rename(older(path, n), older(path, n + 1)))?;
+        }
+        fs::rename(&copy, older(path, 1))
+    });
+    if let Err(error) = rotated {
+        let _ = fs::remove_file(&copy);
+        return Err(error);
+    }
+    log.set_len(0)?;
+    Ok(true)
+}
+
+/// Copies a log to a new file. What was left at its path is deleted.
+fn copy_to(log: &mut File, path: &Path) -> io::Result<()> {
+    unless_missing(fs::remove_file(path))?;
+    let mut copy = File::options().write(true).create_new(true).mode(0o640).open(path)?;
+    io::copy(log, &mut copy)?;
+    Ok(())
+}
+
+fn unless_missing(done: io::Result<()>) -> io::Result<()> {
+    done.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// Furthest that [`tail`] looks back, in bytes.
+const LONGEST_TAIL: u64 = 64 * 1024 * 1024;
 
 /// The byte offsets at which the last `lines` lines of a log (0: all of it) begin and end. Of more than 64 MiB only the
 /// last are searched.
@@ -120,6 +153,8 @@ pub fn since(path: &Path, from: u64) -> io::Result<(Vec<u8>, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -140,6 +175,32 @@ mod tests {
             [Some("55".into()), Some("44".into()), Some("33".into()), None]
         );
         assert!(rotate(&directory.path().join("none"), 1).is_err());
+    }
+
+    /// A pod that shares the agent's user could otherwise have any file of the agent copied, truncated or replaced.
+    #[test]
+    fn rotate_follows_no_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, foreign) = (directory.path().join("web.log"), directory.path().join("foreign"));
+        fs::write(&foreign, "foreign").unwrap();
+        symlink(&foreign, &path).unwrap();
+        assert!(rotate(&path, 1).is_err());
+        assert!(!older(&path, 1).exists(), "the other file is not copied");
+
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "output").unwrap();
+        for at in [older(&path, 1), older(&path, 2), beside(&path, ".new")] {
+            symlink(&foreign, at).unwrap();
+        }
+        assert!(rotate(&path, 1).unwrap());
+        assert_eq!(fs::read(&foreign).unwrap(), b"foreign");
+        assert_eq!(fs::read(older(&path, 1)).unwrap(), b"output");
+        assert!(!older(&path, 1).is_symlink() && !beside(&path, ".new").is_symlink());
+        assert_eq!(fs::read(&path).unwrap(), b"");
+
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(rotate(&path, 1).is_err());
     }
 
     #[test]
