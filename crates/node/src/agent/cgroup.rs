@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use rcfarm_api::ids::PodId;
+use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Mount point of cgroup v2.
@@ -24,55 +24,83 @@ pub fn own() -> Option<PathBuf> {
     Some(mount()?.join(path))
 }
 
-/// Creates the cgroup `rcfarm.slice/<pod>` with the pod's limits.
-///
-/// # Errors
-/// Why the limits are not enforced, for the notes of the pod's status.
-pub fn make(pod: &PodId, limits: &ResourceList) -> Result<PathBuf, String> {
-    let mount = mount().ok_or("limits are not enforced: no cgroup v2 is mounted")?;
-    make_below(&mount, pod, limits)
+/// Shortest quota that the kernel takes, in microseconds of each [`PERIOD`].
+const SHORTEST_QUOTA: u64 = 1_000;
+/// Period of the quota of `cpu.max`, in microseconds.
+const PERIOD: u64 = 100_000;
+
+/// The cgroup of a pod.
+#[derive(Debug, Default)]
+pub struct LimitedGroup {
+    /// `None`: nothing is enforced.
+    pub group: Option<PathBuf>,
+    /// Which limits are not enforced and why, for the notes of the pod's status.
+    pub notes: Vec<String>,
 }
 
-fn make_below(mount: &Path, pod: &PodId, limits: &ResourceList) -> Result<PathBuf, String> {
-    let message =
-        |what: &str, error: &io::Error| format!("limits are not enforced: {what}: {error}");
-    let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
-    let (cpu, memory) = (limits.amount(CPU), limits.amount(MEMORY));
-    let wanted = || limits.iter().filter(|(_, amount)| *amount > 0).map(|(name, _)| name);
-    if let Some(missing) = wanted().find(|name| !offered.split_whitespace().any(|o| o == *name)) {
-        return Err(format!("limits are not enforced: cgroup v2 has no {missing} controller here"));
-    }
-    let slice = mount.join("rcfarm.slice");
-    let group = slice.join(pod.as_str());
-    fs::create_dir_all(&group).map_err(|error| message("the cgroup cannot be created", &error))?;
-    for name in wanted() {
-        for parent in [mount, &slice] {
-            let enabled = fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"));
-            enabled.map_err(|error| message(&format!("controller {name}"), &error))?;
+/// Creates the cgroup `rcfarm.slice/<node>/<pod>` with the pod's limits. Several nodes of a machine may have pods of one
+/// id.
+pub fn make(node: &NodeName, pod: &PodId, limits: &ResourceList) -> LimitedGroup {
+    match (limits.is_zero(), mount()) {
+        (true, _) => LimitedGroup::default(),
+        (false, Some(mount)) => make_below(&mount, node, pod, limits),
+        (false, None) => {
+            let why = "limits are not enforced: no cgroup v2 is mounted";
+            LimitedGroup { group: None, notes: vec![why.to_owned()] }
         }
     }
-    let set = |file: &str, value: String| {
-        fs::write(group.join(file), value).map_err(|error| message(file, &error))
-    };
-    if cpu > 0 {
-        set("cpu.max", format!("{} 100000", cpu * 100))?;
+}
+
+fn make_below(mount: &Path, node: &NodeName, pod: &PodId, limits: &ResourceList) -> LimitedGroup {
+    let offered = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
+    let slice = mount.join("rcfarm.slice");
+    let of_node = slice.join(node.as_str());
+    let group = of_node.join(pod.as_str());
+    let mut made = LimitedGroup::default();
+    for (name, amount) in limits.iter().filter(|(_, amount)| *amount > 0) {
+        let limit = match name {
+            CPU => Ok(("cpu.max", format!("{} {PERIOD}", quota(amount)))),
+            MEMORY => Ok(("memory.max", amount.to_string())),
+            _ => Err("no limit of the node".to_owned()),
+        };
+        let enforced = limit.and_then(|(file, value)| {
+            if !offered.split_whitespace().any(|controller| controller == name) {
+                return Err(format!("cgroup v2 has no {name} controller here"));
+            }
+            let said = |what: &str, error: io::Error| format!("{what}: {error}");
+            fs::create_dir_all(&group).map_err(|error| said("the cgroup cannot be made", error))?;
+            for parent in [mount, &slice, &of_node] {
+                let enabled = fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"));
+                enabled.map_err(|error| said(&format!("controller {name}"), error))?;
+            }
+            fs::write(group.join(file), value).map_err(|error| said(file, error))
+        });
+        match enforced {
+            Ok(()) => made.group = Some(group.clone()),
+            Err(why) => made.notes.push(format!("limits are not enforced: {why}")),
+        }
     }
-    if memory > 0 {
-        set("memory.max", memory.to_string())?;
-    }
-    Ok(group)
+    made
+}
+
+/// Microseconds of each period for thousandths of a processor.
+fn quota(cpu: u64) -> u64 {
+    cpu.saturating_mul(PERIOD / 1_000).max(SHORTEST_QUOTA)
 }
 
 /// Removes the cgroup of a pod that has ended, if there is one. What is left in it, such as a process that left its
 /// group with `setsid`, is killed.
-pub fn remove(pod: &PodId) {
+pub fn remove(node: &NodeName, pod: &PodId) {
     if let Some(mount) = mount() {
-        remove_below(&mount, pod);
+        remove_below(&mount, node, pod);
     }
 }
 
-fn remove_below(mount: &Path, pod: &PodId) {
-    let group = mount.join("rcfarm.slice").join(pod.as_str());
+fn remove_below(mount: &Path, node: &NodeName, pod: &PodId) {
+    let slice = mount.join("rcfarm.slice");
+    // Older agents made it without the node, so other nodes' pods may be in it: it goes only if it is empty.
+    let _ = fs::remove_dir(slice.join(pod.as_str()));
+    let group = slice.join(node.as_str()).join(pod.as_str());
     if fs::remove_dir(&group).is_ok() || !group.is_dir() {
         return;
     }
@@ -85,50 +113,99 @@ fn remove_below(mount: &Path, pod: &PodId) {
 mod tests {
     use super::*;
 
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    fn id(name: &str) -> PodId {
+        name.parse().unwrap()
+    }
+
     #[test]
     fn make_writes_limits_if_the_mount_has_the_controllers() {
         let directory = tempfile::tempdir().unwrap();
-        let (pod, root): (PodId, _) = ("web".parse().unwrap(), directory.path());
+        let (n1, pod, root) = (node("n1"), id("web"), directory.path());
         let limits: ResourceList = "cpu=1.5,memory=1Mi".parse().unwrap();
-        let error = make_below(root, &pod, &limits).unwrap_err();
-        assert!(error.contains("no cpu controller"), "{error}");
+        let made = make_below(root, &n1, &pod, &limits);
+        assert_eq!(made.group, None);
+        assert!(made.notes[0].contains("no cpu controller"), "{made:?}");
         fs::write(root.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        let group = make_below(root, &pod, &limits).unwrap();
-        assert_eq!(group, root.join("rcfarm.slice/web"));
+        let made = make_below(root, &n1, &pod, &limits);
+        assert_eq!(made.group, Some(root.join("rcfarm.slice/n1/web")));
+        assert_eq!(made.notes, [""; 0]);
         let read = |path: &str| fs::read_to_string(root.join(path)).ok();
-        assert_eq!(read("rcfarm.slice/web/cpu.max").unwrap(), "150000 100000");
-        assert_eq!(read("rcfarm.slice/web/memory.max").unwrap(), "1048576");
+        assert_eq!(read("rcfarm.slice/n1/web/cpu.max").unwrap(), "150000 100000");
+        assert_eq!(read("rcfarm.slice/n1/web/memory.max").unwrap(), "1048576");
         // The controllers are enabled one after the other. A real `subtree_control` has both, this file the last.
-        for parent in ["cgroup.subtree_control", "rcfarm.slice/cgroup.subtree_control"] {
-            assert_eq!(read(parent).unwrap(), "+memory");
+        for parent in ["", "rcfarm.slice/", "rcfarm.slice/n1/"] {
+            assert_eq!(read(&format!("{parent}cgroup.subtree_control")).unwrap(), "+memory");
         }
-        assert_eq!(read("rcfarm.slice/web/cgroup.subtree_control"), None, "it has processes");
+        assert_eq!(read("rcfarm.slice/n1/web/cgroup.subtree_control"), None, "it has processes");
 
-        remove_below(root, &pod);
-        assert_eq!(read("rcfarm.slice/web/cgroup.kill").unwrap(), "1", "it is not empty");
-        let other: PodId = "small".parse().unwrap();
-        make_below(root, &other, &"cpu=50m".parse().unwrap()).unwrap();
-        assert_eq!(read("rcfarm.slice/small/cpu.max").unwrap(), "5000 100000");
-        assert_eq!(read("rcfarm.slice/small/memory.max"), None, "nothing was asked for");
+        remove_below(root, &n1, &pod);
+        assert_eq!(read("rcfarm.slice/n1/web/cgroup.kill").unwrap(), "1", "it is not empty");
+        make_below(root, &n1, &id("small"), &"cpu=50m".parse().unwrap());
+        assert_eq!(read("rcfarm.slice/n1/small/cpu.max").unwrap(), "5000 100000");
+        assert_eq!(read("rcfarm.slice/n1/small/memory.max"), None, "nothing was asked for");
         assert_eq!(read("cgroup.subtree_control").unwrap(), "+cpu");
+    }
+
+    #[test]
+    fn remove_kills_nothing_of_another_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, limits) = (directory.path(), "memory=1Mi".parse().unwrap());
+        fs::write(root.join("cgroup.controllers"), "memory\n").unwrap();
+        let groups = ["n1", "n2"].map(|name| {
+            let made = make_below(root, &node(name), &id("web"), &limits);
+            made.group.unwrap()
+        });
+        // As older agents of both nodes made it.
+        let shared = root.join("rcfarm.slice/web");
+        fs::create_dir(&shared).unwrap();
+        fs::write(shared.join("memory.max"), "1").unwrap();
+        remove_below(root, &node("n1"), &id("web"));
+        let killed = |group: &Path| group.join("cgroup.kill").exists();
+        assert_eq!(groups.each_ref().map(|group| killed(group)), [true, false]);
+        assert!(!killed(&shared));
+    }
+
+    #[test]
+    fn each_limit_is_enforced_without_the_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let (n1, root) = (node("n1"), directory.path());
+        fs::write(root.join("cgroup.controllers"), "memory\n").unwrap();
+        let made = make_below(root, &n1, &id("web"), &"cpu=1,memory=1Mi".parse().unwrap());
+        assert_eq!(made.group, Some(root.join("rcfarm.slice/n1/web")));
+        assert_eq!(made.notes, ["limits are not enforced: cgroup v2 has no cpu controller here"]);
+        let limit = fs::read_to_string(root.join("rcfarm.slice/n1/web/memory.max")).unwrap();
+        assert_eq!(limit, "1048576");
+    }
+
+    /// The kernel refuses a quota below a millisecond.
+    #[test]
+    fn quota_is_one_the_kernel_takes() {
+        for (cpu, expected) in [(1, 1_000), (10, 1_000), (11, 1_100), (1_500, 150_000)] {
+            assert_eq!(quota(cpu), expected, "{cpu}");
+        }
+        assert_eq!(quota(u64::MAX), u64::MAX);
     }
 
     /// On this machine's own hierarchy. Without permission, the error is checked in place of the limits.
     #[test]
     fn make_sets_limits_in_the_kernel_or_returns_why_not() {
-        let pod: PodId = format!("rcfarm-test-{}", std::process::id()).parse().unwrap();
-        match make(&pod, &"cpu=500m,memory=64Mi".parse().unwrap()) {
-            Ok(group) => {
-                let read = |file| fs::read_to_string(group.join(file)).unwrap();
-                assert_eq!(read("cpu.max").trim(), "50000 100000");
-                assert_eq!(read("memory.max").trim(), (64 << 20).to_string());
-                remove(&pod);
-                assert!(!group.exists());
-            }
-            Err(why) => {
-                assert!(why.starts_with("limits are not enforced: "), "{why}");
-                remove(&pod);
-            }
+        let n1 = node("rcfarm-test-node");
+        let pod = id(&format!("rcfarm-test-{}", std::process::id()));
+        let made = make(&n1, &pod, &"cpu=5m,memory=64Mi".parse().unwrap());
+        assert!(made.group.is_some() || made.notes.len() == 2 || mount().is_none(), "{made:?}");
+        for why in &made.notes {
+            assert!(why.starts_with("limits are not enforced: "), "{why}");
         }
+        if let (Some(group), []) = (&made.group, made.notes.as_slice()) {
+            let read = |file| fs::read_to_string(group.join(file)).unwrap();
+            assert_eq!(read("cpu.max").trim(), "1000 100000");
+            assert_eq!(read("memory.max").trim(), (64 << 20).to_string());
+        }
+        remove(&n1, &pod);
+        assert!(made.group.is_none_or(|group| !group.exists()));
     }
 }

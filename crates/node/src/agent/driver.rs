@@ -36,6 +36,9 @@ pub fn signal(name: &str) -> Signal {
 pub struct Launch {
     /// Number of the start.
     pub attempt: u64,
+    /// How many of the starts were restarts. `None`: an older agent wrote it.
+    #[serde(default)]
+    pub restarts: Option<u64>,
     /// Program and arguments.
     pub command: Vec<String>,
     /// Environment; nothing is inherited.
@@ -128,9 +131,14 @@ impl ProcessExit {
                 at,
                 ..ProcessExit::unknown(why)
             },
-            // Nothing of the program was tried: the status shows no exit.
+            // Without an attempt: see `is_of_node`.
             StartFailure::Node(why) => ProcessExit { at, ..ProcessExit::unknown(why) },
         }
+    }
+
+    /// Whether the node could not start it: nothing of the program was tried.
+    pub fn is_of_node(&self) -> bool {
+        self.attempt == 0
     }
 
     /// Whether it exited with code 0.
@@ -187,9 +195,9 @@ impl From<&str> for StartFailure {
 /// State of a process that an earlier agent started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundProcess {
-    /// It runs.
+    /// Its process, which an earlier agent started, still runs.
     Running(Started),
-    /// It ended.
+    /// Its last process has ended, or its last start failed.
     Exited(ProcessExit),
     /// It was never started.
     Nothing,

@@ -32,6 +32,7 @@ mod event;
 pub mod health;
 mod intended;
 mod intents;
+mod launch;
 pub mod logs;
 pub mod plan;
 mod pod;
@@ -119,5 +120,25 @@ pub fn session_settings() -> SessionSettings {
     SessionSettings {
         check_ttl: Some(Duration::from_secs(10)),
         session_ttl: Duration::from_secs(30),
+    }
+}
+
+#[cfg(test)]
+fn test_settings() -> AgentSettings {
+    AgentSettings {
+        name: "n1".parse().expect("a name"),
+        address: "127.0.0.1".to_owned(),
+        http: None,
+        serves_logs: false,
+        labels: BTreeMap::new(),
+        capacity: ResourceList::default(),
+        ports: None,
+        env: BTreeMap::new(),
+        data_dir: PathBuf::new(),
+        log_bytes: logs::MAX_BYTES,
+        session: session_settings(),
+        limits: TxnLimits::default(),
+        at_shutdown: AtShutdown::LeavePods,
+        permits: PodPermits::default(),
     }
 }

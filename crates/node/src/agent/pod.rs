@@ -6,19 +6,18 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-use super::driver::{FoundProcess, Launch, ProcessExit, StartFailure, Started};
+use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health::HealthVerdict;
 use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
 use super::proof::{Expected, Proof};
 use super::report::{PodReport, cut_texts};
-use super::state::{DataDir, StoredPod, read, replace_for};
-use super::users::{UserError, UserIds};
-use super::{AgentSettings, AtShutdown, PodPermits, cgroup, users};
+use super::state::{DataDir, StoredPod, read};
+use super::users::UserError;
+use super::{PodPermits, users};
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
-use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{
     ExitReason, IntentIndex, LastExit, NodePodPhase, PodStatus, ProcessStatus,
@@ -31,8 +30,8 @@ pub(super) struct PodTask {
     pub(super) spec: Result<PodSpec, String>,
     /// By launchable.
     pub(super) processes: BTreeMap<String, PodProcess>,
-    /// Remarks of the last launch for the pod's status, such as limits that are not enforced.
-    pub(super) notes: Vec<String>,
+    /// By launchable, remarks of its last launch for the pod's status, such as limits that are not enforced.
+    pub(super) notes: BTreeMap<String, Vec<String>>,
     pub(super) single_instance: SingleInstance,
     /// Nodes that must have stopped this single instance before it is started here.
     pub(super) waits_for: Vec<NodeName>,
@@ -53,9 +52,14 @@ pub(super) struct PodProcess {
     failures: u32,
     /// Starts in a row that failed before the process ran.
     failed_starts: u32,
-    /// Ends by the node's lease, which are no failures: the starts after them count as no restarts.
-    evictions: u64,
+    /// Starts that count as restarts.
+    restarts: u64,
+    /// Whether the next start is a restart: the process has ended, and neither the node's lease nor a start that failed
+    /// because of the node was the reason.
+    is_restart: bool,
     last_exit: Option<ProcessExit>,
+    /// What it was last started with.
+    pub(super) launch: Option<Box<Launch>>,
     /// Failed health checks in a row for which it is being stopped.
     pub(super) failed_checks: Option<u32>,
     /// `None` without a health check.
@@ -67,20 +71,35 @@ pub(super) struct PodProcess {
 }
 
 impl PodProcess {
-    fn new(state: AgentPodState, attempt: u64) -> PodProcess {
+    /// `last`: the last start, by this agent or one before it.
+    fn new(state: AgentPodState, last: Option<Launch>) -> PodProcess {
+        let attempt = last.as_ref().map_or(0, |last| last.attempt);
+        // Older agents counted every start but the first.
+        let restarts = last.as_ref().and_then(|last| last.restarts);
         PodProcess {
             state,
             running: None,
             attempt,
             failures: 0,
             failed_starts: 0,
-            evictions: 0,
+            restarts: restarts.unwrap_or_else(|| attempt.saturating_sub(1)),
+            is_restart: false,
             last_exit: None,
+            launch: last.map(Box::new),
             failed_checks: None,
             verdict: None,
             health_message: String::new(),
             checker: None,
         }
+    }
+
+    /// Notes a start.
+    pub(super) fn starting(&mut self, launch: Option<&Launch>) {
+        self.state = AgentPodState::Starting;
+        self.attempt += 1;
+        self.restarts += u64::from(self.is_restart);
+        self.is_restart = false;
+        self.launch = launch.cloned().map(Box::new);
     }
 
     fn stop_checking(&mut self) {
@@ -135,7 +154,7 @@ impl PodTask {
                 LaunchSpec::Unfit(_) => AgentPodState::Unfit,
             };
             let last = read::<Launch>(&data.launchable(&id, name).join("launch.json"));
-            (name.clone(), PodProcess::new(state, last.map_or(0, |launch| launch.attempt)))
+            (name.clone(), PodProcess::new(state, last))
         };
         let processes = launchables.map(process).collect();
         let single_instance = match spec.as_ref().is_ok_and(|spec| spec.single_instance) {
@@ -147,7 +166,7 @@ impl PodTask {
             intended,
             spec,
             processes,
-            notes: Vec::new(),
+            notes: BTreeMap::new(),
             single_instance,
             waits_for: Vec::new(),
             single_instance_check: None,
@@ -163,7 +182,7 @@ impl PodTask {
             intended,
             spec: Err(why),
             processes: BTreeMap::new(),
-            notes: Vec::new(),
+            notes: BTreeMap::new(),
             single_instance: SingleInstance::NotNeeded,
             waits_for: Vec::new(),
             single_instance_check: None,
@@ -177,7 +196,7 @@ impl PodTask {
     pub(super) fn launchables(&mut self, data: &DataDir) -> Vec<String> {
         if self.spec.is_err() {
             for name in data.launchables(&self.id) {
-                let process = || PodProcess::new(AgentPodState::Unfit, 0);
+                let process = || PodProcess::new(AgentPodState::Unfit, None);
                 self.processes.entry(name).or_insert_with(process);
             }
         }
@@ -263,9 +282,24 @@ impl PodTask {
         self.was_started |= is_found || self.processes.get(name).is_some_and(|p| p.attempt > 0);
         match found {
             FoundProcess::Running(running) => self.started(name, running),
-            FoundProcess::Exited(exit) => self.ended(name, exit, now),
+            FoundProcess::Exited(exit) => {
+                let attempt = exit.attempt;
+                self.ended(name, exit, now);
+                // A start after it was already counted.
+                if let Some(process) = self.processes.get_mut(name) {
+                    process.is_restart &= attempt >= process.attempt;
+                }
+            }
             FoundProcess::Nothing => {}
         }
+    }
+
+    /// Number of the next start of a process, and the restarts it then has.
+    pub(super) fn next_start(&self, name: &str) -> (u64, u64) {
+        let next = |process: &PodProcess| {
+            (process.attempt + 1, process.restarts + u64::from(process.is_restart))
+        };
+        self.processes.get(name).map_or((1, 0), next)
     }
 
     pub(super) fn started(&mut self, name: &str, running: Started) {
@@ -296,12 +330,17 @@ impl PodTask {
         process.failed_starts = process
             .failed_starts
             .saturating_add(u32::from(process.state == AgentPodState::Starting));
-        process.evictions += u64::from(exit.reason == Some(ExitReason::LeaseEnded));
+        process.is_restart = !exit.is_of_node() && exit.reason != Some(ExitReason::LeaseEnded);
         process.last_exit = Some(exit);
         let (Some(policy), Some(exit)) = (policy, &process.last_exit) else {
             process.state = AgentPodState::Unfit;
             return;
         };
+        if exit.is_of_node() {
+            let pause = policy.pause_after_failed_start(process.failed_starts.saturating_sub(1));
+            process.state = AgentPodState::Waiting(now.saturating_add(pause));
+            return;
+        }
         process.failures = policy.failures(process.failures, ran);
         let pause = policy.pause(exit, process.failures.saturating_sub(1));
         process.state = match pause {
@@ -311,118 +350,8 @@ impl PodTask {
         };
     }
 
-    /// Builds the next launch of a process. Limits that cannot be enforced become notes.
-    ///
-    /// # Errors
-    /// [`StartFailure`]: it cannot be started as specified.
-    pub(super) fn launch(
-        &mut self,
-        name: &str,
-        settings: &AgentSettings,
-        data: &DataDir,
-    ) -> Result<Launch, StartFailure> {
-        let program = |why: String| StartFailure::Program(why);
-        let spec = self.spec.clone().map_err(program)?;
-        let process = self.process_spec(name).cloned();
-        let process = process.ok_or_else(|| program("the launchable is no process".to_owned()))?;
-        let attempt = self.processes.get(name).map_or(1, |process| process.attempt + 1);
-        self.notes.clear();
-        let cgroup = match spec.limits.is_zero() {
-            true => None,
-            false => match cgroup::make(&self.id, &spec.limits) {
-                Ok(group) => Some(group),
-                Err(why) => {
-                    self.notes.push(why);
-                    None
-                }
-            },
-        };
-        if process.has_short_pause {
-            self.notes.push(format!("{name}: restart: pauses under 100ms count as 100ms"));
-        }
-        for (device, count) in spec.resources.devices() {
-            if count > 0 && !self.intended.devices.contains_key(device) {
-                self.notes.push(format!(
-                    "the pod requests {device}={count}, but none is allocated to it"
-                ));
-            }
-        }
-        let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
-        let run_as = match &spec.run_as {
-            Some(run_as) => users::find(run_as, &settings.permits)
-                .map_err(|error| program(error.into_text()))?,
-            None => None,
-        };
-        let env = self.env(name, &spec, settings, data, run_as);
-        let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
-            .map_err(|error| program(format!("{}: {}", error.path, error.reason())))?;
-        let home = data.home(&self.id, run_as);
-        let cwd = match (&process.cwd, process.env.expansion) {
-            (Some(cwd), Expansion::Braces) => {
-                let cwd = Expansion::Braces.expand(cwd, &env, LONGEST_STRING);
-                cwd.ok_or_else(|| program("cwd: it is too long".to_owned()))?.into()
-            }
-            // Kubernetes expands nothing in `workingDir`.
-            (Some(cwd), Expansion::Kubernetes) => cwd.into(),
-            (None, _) => home,
-        };
-        Ok(Launch {
-            attempt,
-            command,
-            cwd,
-            log: data.log(&self.id, name),
-            log_bytes: settings.log_bytes,
-            run_as,
-            privileged: settings.permits.privileged,
-            cgroup,
-            lease: ends_with_node.then(|| data.lease()),
-            stop_signal: process.stop_signal,
-            env,
-        })
-    }
-
-    /// The variables that the node sets. Of the agent's own, only `PATH`, `HOME`, `LANG` and `TZ` are passed on: the rest
-    /// may hold its Consul token.
-    fn env(
-        &self,
-        name: &str,
-        spec: &PodSpec,
-        settings: &AgentSettings,
-        data: &DataDir,
-        run_as: Option<UserIds>,
-    ) -> BTreeMap<String, String> {
-        let inherited = INHERITED
-            .iter()
-            .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
-        let mut env: BTreeMap<String, String> = inherited.collect();
-        env.extend(settings.env.clone());
-        let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
-        set("RCFARM_NODE", settings.name.to_string());
-        set("RCFARM_NODE_ADDRESS", settings.address.clone());
-        set("RCFARM_POD", self.id.to_string());
-        set("RCFARM_LAUNCHABLE", name.to_owned());
-        let home = data.home(&self.id, run_as).display().to_string();
-        if run_as.is_some() {
-            // The agent's home is another user's.
-            set("HOME", home.clone());
-        }
-        set("POD_HOME", home);
-        if spec.config.is_some() {
-            set("CONFIG_PATH", data.config(&self.id, run_as).display().to_string());
-        }
-        let devices = self.devices();
-        if !devices.is_empty() {
-            set("RCFARM_DEVICES", devices.join(","));
-        }
-        if let Some(gpus) = self.intended.devices.get("gpu") {
-            let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
-            set("CUDA_VISIBLE_DEVICES", numbers.join(","));
-        }
-        env
-    }
-
     /// Allocated devices as `kind:number`.
-    fn devices(&self) -> Vec<String> {
+    pub(super) fn devices(&self) -> Vec<String> {
         let kinds = self.intended.devices.iter();
         kinds.flat_map(|(kind, all)| all.iter().map(move |n| format!("{kind}:{n}"))).collect()
     }
@@ -480,7 +409,7 @@ impl PodTask {
             health: health.unwrap_or(Health::Critical),
             cannot_start: self.cannot_start(),
             processes: statuses,
-            notes: self.notes.clone(),
+            notes: self.all_notes(),
             devices: self.devices(),
             intent_index: None,
         };
@@ -490,6 +419,17 @@ impl PodTask {
         cut_texts(&mut status);
         let reality = (launched || is_over).then(|| Arc::clone(&self.intended.manifest));
         PodReport { reality, status }
+    }
+
+    /// The notes of all launchables, each once.
+    fn all_notes(&self) -> Vec<String> {
+        let mut notes: Vec<String> = Vec::new();
+        for note in self.notes.values().flatten() {
+            if !notes.contains(note) {
+                notes.push(note.clone());
+            }
+        }
+        notes
     }
 
     /// Why this node cannot start the pod. Errors of the manifest do not count: they are the same on every node.
@@ -545,14 +485,14 @@ impl PodTask {
             NodePodPhase::Starting => "starting".to_owned(),
             NodePodPhase::Stopping => "stopping".to_owned(),
         };
-        let last_exit = process.last_exit.as_ref().filter(|exit| exit.attempt > 0);
+        let last_exit = process.last_exit.as_ref().filter(|exit| !exit.is_of_node());
         ProcessStatus {
             launchable_id: name.to_owned(),
             entry_point: self.process_spec(name).map(|s| s.command[0].clone()).unwrap_or_default(),
             phase,
             pid: process.running.as_ref().map(|running| running.pid),
             started_at: process.running.as_ref().map(|running| running.started_at),
-            restarts: process.attempt.saturating_sub(1 + process.evictions),
+            restarts: process.restarts,
             last_exit: last_exit.map(|exit| LastExit {
                 time: exit.at,
                 exit_code: exit.code.unwrap_or(-1),
@@ -580,33 +520,5 @@ fn permitted(spec: PodSpec, permits: &PodPermits) -> Result<PodSpec, String> {
     }
 }
 
-/// Writes `pod.json` and `config.yaml` of a pod, unless they are up to date, and makes its home.
-///
-/// # Errors
-/// Why they cannot be written, for the pod's status.
-pub(super) fn prepare(
-    data: &DataDir,
-    pod: &PodId,
-    stored: &StoredPod,
-    config: Option<&serde_json::Value>,
-    user: Option<UserIds>,
-    node: &NodeName,
-) -> Result<(), String> {
-    let message = |error: std::io::Error| format!("node {node} cannot store the pod: {error}");
-    if let Some(user) = user {
-        data.make_home(pod, user).map_err(|why| format!("run_as: {why}"))?;
-    }
-    let path = data.pod(pod).join("pod.json");
-    if read::<StoredPod>(&path).as_ref() != Some(stored) {
-        data.keep(pod, stored).map_err(message)?;
-    }
-    let path = data.config(pod, user);
-    if let Some(config) = config {
-        let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
-        // The user may have changed, so a file for a user is always written anew.
-        if user.is_some() || std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
-            replace_for(&path, text.as_bytes(), user).map_err(message)?;
-        }
-    }
-    Ok(())
-}
+#[cfg(test)]
+mod tests;

@@ -17,9 +17,10 @@ use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Sta
 use super::event::{AgentEvent, PresenceState};
 use super::health::{HealthCheck, HealthVerdict};
 use super::intended::Intended;
+use super::launch::prepare;
 use super::logs::last_output;
 use super::plan::{AgentPodState, SingleInstance};
-use super::pod::{PodTask, prepare};
+use super::pod::PodTask;
 use super::single_instance::SingleInstanceCheck;
 use super::state::{DataDir, StoredPod};
 use super::tasks::Tasks;
@@ -105,7 +106,7 @@ impl NodePods {
             if let Err(error) = self.data.forget(&id) {
                 warn!(pod = %id, %error, "the files of the pod before it cannot be deleted");
             }
-            cgroup::remove(&id);
+            cgroup::remove(&self.settings.name, &id);
         }
         let now = self.uptime();
         let pod = self.insert(id.clone(), intended, now);
@@ -202,8 +203,7 @@ impl NodePods {
         let Some(pod) = self.by_id.get_mut(id) else { return };
         let launch = pod.launch(name, &self.settings, &self.data);
         let Some(process) = pod.processes.get_mut(name) else { return };
-        process.state = AgentPodState::Starting;
-        process.attempt += 1;
+        process.starting(launch.as_ref().ok());
         pod.was_started = true;
         let (driver, data, events) = (self.driver.clone(), self.data.clone(), self.events.clone());
         let (stored, node) = (pod.stored(), self.settings.name.clone());
@@ -305,13 +305,18 @@ impl NodePods {
 
     fn spawn_checker(&mut self, id: &PodId, name: &str) {
         let Some(pod) = self.by_id.get_mut(id) else { return };
-        let health_check = pod.process_spec(name).and_then(|spec| spec.health.clone());
-        let launch = pod.launch(name, &self.settings, &self.data).ok();
-        let Some(process) = pod.processes.get(name).filter(|process| process.running.is_some())
+        let Some(health_check) = pod.process_spec(name).and_then(|spec| spec.health.clone()) else {
+            return;
+        };
+        let Some(process) = pod.processes.get_mut(name).filter(|process| process.running.is_some())
         else {
             return;
         };
-        let (Some(health_check), Some(launch)) = (health_check, launch) else { return };
+        let Some(launch) = process.launch.as_deref().cloned() else {
+            warn!(pod = %id, launchable = name, "its launch.json cannot be read: its health is not checked");
+            process.health_message = "its launch.json cannot be read".to_owned();
+            return;
+        };
         let (pod, launchable, attempt) = (id.clone(), name.to_owned(), process.attempt);
         let events = self.events.clone();
         let report = move |(health, message)| {
@@ -351,7 +356,7 @@ impl NodePods {
         {
             warn!(pod = %id, %error, "the pod cannot be marked as forgotten");
         }
-        cgroup::remove(id);
+        cgroup::remove(&self.settings.name, id);
     }
 }
 

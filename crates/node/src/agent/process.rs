@@ -132,7 +132,10 @@ impl Driver for ProcessDriver {
                 FoundProcess::Running(running) => Ok(running),
                 _ => Err("the process before this one is still ending".into()),
             },
-            Err(_) => Err("the shim ended without a message".into()),
+            // It may have been killed between the start and its message.
+            Err(_) => running(dir)
+                .filter(|running| running.attempt == launch.attempt)
+                .ok_or_else(|| "the shim ended without a message".into()),
         }
     }
 
@@ -225,6 +228,23 @@ mod tests {
             let found = driver.adopt(dir.path()).await;
             assert_eq!(found == FoundProcess::Running(running.clone()), is_adopted, "{found:?}");
         }
+    }
+
+    /// Otherwise the process would be started a second time.
+    #[tokio::test]
+    async fn a_process_whose_shim_was_killed_before_its_message_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("shim");
+        let record = serde_json::to_string(&of_this_process()).unwrap();
+        std::fs::write(&program, format!("#!/bin/sh\necho '{record}' > $3/running.json\n"))
+            .unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let driver = ProcessDriver::new(program);
+        let launch = Launch { attempt: 1, ..Launch::default() };
+        let started = driver.start(dir.path(), &launch).await.unwrap();
+        assert_eq!(started.pid, of_this_process().pid);
+        let second = Launch { attempt: 3, ..Launch::default() };
+        assert!(driver.start(dir.path(), &second).await.is_err(), "the record is of another start");
     }
 
     /// In virtual time, which passes at once while the shim does nothing.

@@ -42,6 +42,12 @@ impl RestartPolicy {
         }
     }
 
+    /// The pause after a start that failed because of the node, and `failures` such starts in a row before it. Every
+    /// policy starts the process again: nothing of it has run.
+    pub fn pause_after_failed_start(&self, failures: u32) -> Duration {
+        backoff(self.backoff, self.max_backoff, failures)
+    }
+
     /// Failures in a row after a run of length `ran` that ended.
     pub fn failures(&self, before: u32, ran: Duration) -> u32 {
         let reset_after = self.max_backoff.saturating_mul(RESET_AFTER_PAUSES).max(RESET_AFTER);

@@ -227,7 +227,7 @@ impl SimMachine {
         let started_at = self.clock.wall();
         let end = if fails {
             // As a shim does, it stores how the start failed. The next agent finds that.
-            Some((now, ProcessExit { attempt, at: started_at, ..ProcessExit::unknown(NO_MEMORY) }))
+            Some((now, ProcessExit { at: started_at, ..ProcessExit::unknown(NO_MEMORY) }))
         } else {
             state.last_pid += 1;
             self.fate(&mut state, manifest, attempt).map(|(runs, code)| {

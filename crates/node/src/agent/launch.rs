@@ -1,0 +1,160 @@
+//! What a process of a pod is started with: command, environment, user, limits.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::driver::{Launch, StartFailure};
+use super::pod::PodTask;
+use super::state::{DataDir, StoredPod, read, replace_for};
+use super::users::UserIds;
+use super::{AgentSettings, AtShutdown, cgroup, users};
+use crate::spec::{PodSpec, ProcessSpec};
+use rcfarm_api::ids::{NodeName, PodId};
+use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
+
+impl PodTask {
+    /// Builds the next launch of a process. Limits that cannot be enforced become notes.
+    ///
+    /// # Errors
+    /// [`StartFailure`]: it cannot be started as specified.
+    pub(super) fn launch(
+        &mut self,
+        name: &str,
+        settings: &AgentSettings,
+        data: &DataDir,
+    ) -> Result<Launch, StartFailure> {
+        let program = |why: String| StartFailure::Program(why);
+        let spec = self.spec.clone().map_err(program)?;
+        let process = self.process_spec(name).cloned();
+        let process = process.ok_or_else(|| program("the launchable is no process".to_owned()))?;
+        let (attempt, restarts) = self.next_start(name);
+        let mut notes = self.notes_of(name, &spec, &process);
+        let limited = cgroup::make(&settings.name, &self.id, &spec.limits);
+        notes.extend(limited.notes);
+        self.notes.insert(name.to_owned(), notes);
+        let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
+        let run_as = match &spec.run_as {
+            Some(run_as) => users::find(run_as, &settings.permits)
+                .map_err(|error| program(error.into_text()))?,
+            None => None,
+        };
+        let env = self.env(name, &spec, settings, data, run_as);
+        let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
+            .map_err(|error| program(format!("{}: {}", error.path, error.reason())))?;
+        Ok(Launch {
+            attempt,
+            restarts: Some(restarts),
+            command,
+            cwd: cwd(&process, &env, data.home(&self.id, run_as)).map_err(program)?,
+            log: data.log(&self.id, name),
+            log_bytes: settings.log_bytes,
+            run_as,
+            privileged: settings.permits.privileged,
+            cgroup: limited.group,
+            lease: ends_with_node.then(|| data.lease()),
+            stop_signal: process.stop_signal,
+            env,
+        })
+    }
+
+    /// What of a launchable differs from its manifest.
+    fn notes_of(&self, name: &str, spec: &PodSpec, process: &ProcessSpec) -> Vec<String> {
+        let pause = format!("{name}: restart: pauses under 100ms count as 100ms");
+        let missing = spec
+            .resources
+            .devices()
+            .filter(|(device, count)| *count > 0 && !self.intended.devices.contains_key(*device));
+        let missing = missing.map(|(device, count)| {
+            format!("the pod requests {device}={count}, but none is allocated to it")
+        });
+        process.has_short_pause.then_some(pause).into_iter().chain(missing).collect()
+    }
+
+    /// The variables that the node sets. Of the agent's own, only `PATH`, `HOME`, `LANG` and `TZ` are passed on: the rest
+    /// may hold its Consul token.
+    fn env(
+        &self,
+        name: &str,
+        spec: &PodSpec,
+        settings: &AgentSettings,
+        data: &DataDir,
+        run_as: Option<UserIds>,
+    ) -> BTreeMap<String, String> {
+        let inherited = INHERITED
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+        let mut env: BTreeMap<String, String> = inherited.collect();
+        env.extend(settings.env.clone());
+        let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
+        set("RCFARM_NODE", settings.name.to_string());
+        set("RCFARM_NODE_ADDRESS", settings.address.clone());
+        set("RCFARM_POD", self.id.to_string());
+        set("RCFARM_LAUNCHABLE", name.to_owned());
+        let home = data.home(&self.id, run_as).display().to_string();
+        if run_as.is_some() {
+            // The agent's home is another user's.
+            set("HOME", home.clone());
+        }
+        set("POD_HOME", home);
+        if spec.config.is_some() {
+            set("CONFIG_PATH", data.config(&self.id, run_as).display().to_string());
+        }
+        let devices = self.devices();
+        if !devices.is_empty() {
+            set("RCFARM_DEVICES", devices.join(","));
+        }
+        if let Some(gpus) = self.intended.devices.get("gpu") {
+            let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
+            set("CUDA_VISIBLE_DEVICES", numbers.join(","));
+        }
+        env
+    }
+}
+
+/// The working directory of a process.
+fn cwd(
+    process: &ProcessSpec,
+    env: &BTreeMap<String, String>,
+    home: PathBuf,
+) -> Result<PathBuf, String> {
+    match (&process.cwd, process.env.expansion) {
+        (Some(cwd), Expansion::Braces) => {
+            let cwd = Expansion::Braces.expand(cwd, env, LONGEST_STRING);
+            Ok(cwd.ok_or("cwd: it is too long")?.into())
+        }
+        // Kubernetes expands nothing in `workingDir`.
+        (Some(cwd), Expansion::Kubernetes) => Ok(cwd.into()),
+        (None, _) => Ok(home),
+    }
+}
+
+/// Writes `pod.json` and `config.yaml` of a pod, unless they are up to date, and makes its home.
+///
+/// # Errors
+/// Why they cannot be written, for the pod's status.
+pub(super) fn prepare(
+    data: &DataDir,
+    pod: &PodId,
+    stored: &StoredPod,
+    config: Option<&serde_json::Value>,
+    user: Option<UserIds>,
+    node: &NodeName,
+) -> Result<(), String> {
+    let message = |error: std::io::Error| format!("node {node} cannot store the pod: {error}");
+    if let Some(user) = user {
+        data.make_home(pod, user).map_err(|why| format!("run_as: {why}"))?;
+    }
+    let path = data.pod(pod).join("pod.json");
+    if read::<StoredPod>(&path).as_ref() != Some(stored) {
+        data.keep(pod, stored).map_err(message)?;
+    }
+    let path = data.config(pod, user);
+    if let Some(config) = config {
+        let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
+        // The user may have changed, so a file for a user is always written anew.
+        if user.is_some() || std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+            replace_for(&path, text.as_bytes(), user).map_err(message)?;
+        }
+    }
+    Ok(())
+}
