@@ -9,23 +9,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use rustix::io::fcntl_dupfd_cloexec;
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{DumpableBehavior, geteuid, set_dumpable_behavior, setsid};
 use rustix::thread::{
-    CapabilitySet, capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set,
-    set_capabilities, set_no_new_privs,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
 use super::agent::cgroup;
 use super::agent::driver::{Launch, StartFailure};
 
-/// Too many open files: of a process, of the machine.
-const EMFILE: i32 = 24;
-const ENFILE: i32 = 23;
-
 /// Keeps other processes of this user from reading this process's memory and environment, which may hold a token.
 pub fn hide() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+}
+
+/// Leaves the session of the agent, and with it the agent's terminal, which a pod could otherwise write input to. This
+/// process becomes the leader of a process group.
+pub fn leave_session() {
+    // Refused to the leader of a process group, as which agents from before start this program.
+    let _ = setsid();
 }
 
 /// Marks every open descriptor but the standard three: programs that this process starts do not inherit them.
@@ -42,8 +45,11 @@ pub(super) fn spawn(launch: &Launch, log: File) -> Result<Child, StartFailure> {
     let mut command = command(launch)?;
     command.stdout(log).stderr(errors).process_group(0);
     // Privileges belong to a thread and to what it starts. The shim needs its own, to signal the process.
-    let started = thread::scope(|scope| scope.spawn(|| start(launch, &mut command)).join());
-    started.unwrap_or_else(|_| Err("the thread that starts the process panicked".into()))
+    thread::scope(|scope| {
+        let started = thread::Builder::new().spawn_scoped(scope, || start(launch, &mut command));
+        let started = started.map_err(|error| format!("no thread can be started: {error}"))?;
+        started.join().unwrap_or_else(|_| Err("the thread that starts the process panicked".into()))
+    })
 }
 
 fn start(launch: &Launch, command: &mut Command) -> Result<Child, StartFailure> {
@@ -63,17 +69,30 @@ fn start(launch: &Launch, command: &mut Command) -> Result<Child, StartFailure> 
     })
 }
 
-/// Whether a start fails again wherever the program is started; otherwise the machine lacks memory or processes.
+/// Whether a start fails because of its program, arguments or working directory. All other errors are the machine's,
+/// such as one that lacks memory, processes or rights.
 fn is_of_the_program(error: &io::Error) -> bool {
-    use io::ErrorKind::{OutOfMemory, ResourceBusy, WouldBlock};
-    let of_node = [OutOfMemory, ResourceBusy, WouldBlock];
-    !of_node.contains(&error.kind()) && !matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
+    match Errno::from_io_error(error) {
+        Some(errno) => [
+            Errno::NOENT,
+            Errno::ACCESS,
+            Errno::NOEXEC,
+            Errno::TOOBIG,
+            Errno::NOTDIR,
+            Errno::LOOP,
+            Errno::NAMETOOLONG,
+        ]
+        .contains(&errno),
+        // A zero byte in a text.
+        None => error.kind() == io::ErrorKind::InvalidInput,
+    }
 }
 
 /// Becomes the program of the launch on standard input, without output. Returns only if that fails, with an error
 /// that was also written to standard error.
 #[must_use]
 pub fn replace_process() -> io::Error {
+    leave_session();
     close_on_exec();
     // The copy closes when the program begins, so that the reader of the messages sees their end.
     let errors = fcntl_dupfd_cloexec(io::stderr(), 3);
@@ -149,17 +168,28 @@ fn drop_privileges(launch: &Launch) -> Result<(), String> {
     set_no_new_privs(true).map_err(message)?;
     clear_ambient_capability_set().map_err(message)?;
     let own = capabilities(None).map_err(message)?;
+    let none = CapabilitySet::empty();
     if !own.permitted.contains(CapabilitySet::SETPCAP) {
-        // It has nothing that a program without file capabilities could keep.
-        return Ok(());
+        return match launch.run_as {
+            // It loses the rest when it starts its program.
+            Some((uid, _)) if uid != 0 => Ok(()),
+            None if !geteuid().is_root() => Ok(()),
+            _ if own.permitted.is_empty() => Ok(()),
+            // Root would keep them. As it may gain none, it has none if it has none before.
+            None => {
+                let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+                set_capabilities(None, none).map_err(message)
+            }
+            Some(_) => Err("privileges cannot be dropped: the agent has capabilities without CAP_SETPCAP, so a process \
+                of root would keep them; give the agent that capability, or --privileged-pods"
+                .to_owned()),
+        };
     }
-    let inheritable = CapabilitySet::empty();
-    set_capabilities(None, rustix::thread::CapabilitySets { inheritable, ..own })
-        .map_err(message)?;
+    set_capabilities(None, CapabilitySets { inheritable: none, ..own }).map_err(message)?;
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {
             // This kernel does not have it.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+            Ok(()) | Err(Errno::INVAL) => {}
             Err(error) => return Err(message(error)),
         }
     }
@@ -172,4 +202,60 @@ fn enter(group: &Path) -> Result<PathBuf, String> {
     let home = cgroup::own().ok_or_else(|| "no cgroup v2 is mounted".to_owned())?;
     fs::write(group.join("cgroup.procs"), "0").map_err(message)?;
     Ok(home)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_program_are_those_of_its_files_and_arguments() {
+        for (errno, of_program) in [
+            (Errno::NOENT, true),
+            (Errno::ACCESS, true),
+            (Errno::NOEXEC, true),
+            (Errno::TOOBIG, true),
+            (Errno::PERM, false),
+            (Errno::IO, false),
+            (Errno::NOSPC, false),
+            (Errno::MFILE, false),
+            (Errno::AGAIN, false),
+            (Errno::STALE, false),
+            (Errno::TXTBSY, false),
+        ] {
+            assert_eq!(is_of_the_program(&errno.into()), of_program, "{errno:?}");
+        }
+        let zero = Command::new("a\0b").spawn().unwrap_err();
+        assert!(is_of_the_program(&zero), "{zero:?}");
+    }
+
+    /// As root without CAP_SETPCAP, or as the user of the tests.
+    #[test]
+    fn process_of_an_agent_that_cannot_bound_capabilities_has_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let command = ["grep", "^Cap\\(Eff\\|Prm\\)", "/proc/self/status"].map(str::to_owned);
+        let env = std::env::var("PATH").map(|path| ("PATH".to_owned(), path));
+        let launch = Launch {
+            command: command.to_vec(),
+            cwd: directory.path().to_owned(),
+            env: env.into_iter().collect(),
+            ..Launch::default()
+        };
+        let log = File::create(&path).unwrap();
+        let started = thread::scope(|scope| {
+            let limited = || {
+                let mut own = capabilities(None).unwrap();
+                own.permitted -= CapabilitySet::SETPCAP;
+                own.effective -= CapabilitySet::SETPCAP;
+                set_capabilities(None, own).unwrap();
+                spawn(&launch, log)
+            };
+            scope.spawn(limited).join().unwrap()
+        });
+        assert!(started.unwrap().wait().unwrap().success());
+        let shown = fs::read_to_string(&path).unwrap();
+        let values: Vec<&str> = shown.lines().filter_map(|line| line.split('\t').nth(1)).collect();
+        assert_eq!(values, ["0000000000000000"; 2], "{shown}");
+    }
 }

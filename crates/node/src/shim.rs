@@ -12,9 +12,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -77,11 +78,23 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// What a shim shares with its threads.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The group of the process, once it is started.
+    group: OnceLock<Pid>,
+    /// The record of the process that is still to be written.
+    unwritten: Mutex<Option<Started>>,
+    /// Whether the process was told to end because of the lease.
+    expired: AtomicBool,
+}
+
 /// Supervises the process of `dir` until it has ended.
 ///
 /// # Errors
 /// Fails if the lock cannot be opened or `exit.json` cannot be written.
 pub fn run(dir: &Path) -> io::Result<()> {
+    exec::leave_session();
     exec::hide();
     exec::close_on_exec();
     let lock = File::options().create(true).append(true).open(dir.join("lock"))?;
@@ -94,7 +107,10 @@ pub fn run(dir: &Path) -> io::Result<()> {
         return Ok(());
     };
     let _ = fs::remove_file(dir.join("running.json"));
-    let mut child = match start(&launch) {
+    let shared = Arc::new(Shared::default());
+    // The threads first: without them, a process would run without its lease.
+    let started = spawn_threads(dir, &launch, &shared).and_then(|()| start(&launch));
+    let child = match started {
         Ok(child) => child,
         Err(failure) => {
             let exit = ProcessExit::not_started(launch.attempt, SystemClock.wall(), &failure);
@@ -106,42 +122,10 @@ pub fn run(dir: &Path) -> io::Result<()> {
             return written;
         }
     };
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let pid = i32::try_from(child.id()).unwrap_or_default();
-    let running = Started {
-        attempt: launch.attempt,
-        pid,
-        start_ticks: start_ticks(pid).unwrap_or_default(),
-        shim: own,
-        shim_ticks: start_ticks(own).unwrap_or_default(),
-        started_at: SystemClock.wall(),
-        boot: boot_id(),
-    };
-    // Only the next agent reads `running.json`, and the lock keeps it from a second start. If the disk is full, the
-    // record is written later.
-    let unwritten = state::write(&dir.join("running.json"), &running).is_err();
-    print(&ShimMessage::Running(running.clone()));
-
-    let expired = Arc::new(AtomicBool::new(false));
-    let group = Pid::from_raw(pid);
-    // A thread of its own: while a large log is copied, the lease may end.
-    thread::spawn({
-        let (log, most) = (launch.log.clone(), launch.log_bytes);
-        move || rotate_log(&log, most)
-    });
-    thread::spawn({
-        let (launch, expired) = (launch.clone(), expired.clone());
-        let unwritten = unwritten.then(|| (dir.join("running.json"), running));
-        move || supervise(&launch, group, &expired, unwritten)
-    });
-    if let Some(group) = group {
-        // While the process is a zombie, its pid and group cannot be reused: what is left of the group is killed.
-        let _ = waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-    let status = child.wait()?;
+    announce(dir, &launch, &child, &shared);
+    let status = wait(child, &shared)?;
     let lease = "stopped because the node's lease ended: only one instance may run";
-    let has_expired = expired.load(Ordering::SeqCst);
+    let has_expired = shared.expired.load(Ordering::SeqCst);
     let exit = ProcessExit {
         attempt: launch.attempt,
         at: SystemClock.wall(),
@@ -154,13 +138,58 @@ pub fn run(dir: &Path) -> io::Result<()> {
     state::write(&dir.join("exit.json"), &exit)
 }
 
+/// Starts the threads, which run until the shim exits.
+fn spawn_threads(dir: &Path, launch: &Launch, shared: &Arc<Shared>) -> Result<(), StartFailure> {
+    let failed = |error: io::Error| format!("no thread can be started: {error}");
+    // A thread of its own: while a large log is copied, the lease may end.
+    let (log, most) = (launch.log.clone(), launch.log_bytes);
+    thread::Builder::new().spawn(move || rotate_log(&log, most)).map_err(failed)?;
+    let (dir, launch, shared) = (dir.to_owned(), launch.clone(), shared.clone());
+    thread::Builder::new().spawn(move || supervise(&dir, &launch, &shared)).map_err(failed)?;
+    Ok(())
+}
+
+/// Records the process, tells the threads of it, and prints it.
+fn announce(dir: &Path, launch: &Launch, child: &Child, shared: &Shared) {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let pid = i32::try_from(child.id()).unwrap_or_default();
+    if let Some(group) = Pid::from_raw(pid) {
+        let _ = shared.group.set(group);
+    }
+    let running = Started {
+        attempt: launch.attempt,
+        pid,
+        start_ticks: start_ticks(pid).unwrap_or_default(),
+        shim: own,
+        shim_ticks: start_ticks(own).unwrap_or_default(),
+        started_at: SystemClock.wall(),
+        boot: boot_id(),
+    };
+    // Only the next agent reads `running.json`, and the lock keeps it from a second start. If the disk is full, the
+    // record is written later.
+    if state::write(&dir.join("running.json"), &running).is_err() {
+        *shared.unwritten.lock().unwrap_or_else(PoisonError::into_inner) = Some(running.clone());
+    }
+    print(&ShimMessage::Running(running));
+}
+
+/// Waits for the end of the process, and kills what is left of its group.
+fn wait(mut child: Child, shared: &Shared) -> io::Result<ExitStatus> {
+    if let Some(group) = shared.group.get() {
+        // While the process is a zombie, its pid and group cannot be reused.
+        let _ = waitid(WaitId::Pid(*group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let _ = kill_process_group(*group, Signal::KILL);
+    }
+    child.wait()
+}
+
 /// Prints a message for the agent. Errors are ignored: the agent may have ended.
 fn print(message: &ShimMessage) {
     let line = serde_json::to_string(message).expect("plain fields encode");
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn start(launch: &Launch) -> Result<std::process::Child, StartFailure> {
+fn start(launch: &Launch) -> Result<Child, StartFailure> {
     let log = open_log(launch).map_err(|error| {
         format!("the log file {} cannot be used: {error}", launch.log.display())
     })?;
@@ -189,32 +218,101 @@ fn rotate_log(log: &Path, most: u64) {
 
 /// Retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
-fn supervise(
-    launch: &Launch,
-    group: Option<Pid>,
-    expired: &AtomicBool,
-    mut unwritten: Option<(PathBuf, Started)>,
-) {
-    let mut is_signalled = false;
+fn supervise(dir: &Path, launch: &Launch, shared: &Shared) {
+    let mut watch = LeaseWatch::default();
     loop {
         thread::sleep(LEASE_INTERVAL);
-        if let Some((path, running)) = &unwritten
-            && state::write(path, running).is_ok()
+        let mut unwritten = shared.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = unwritten.as_ref()
+            && state::write(&dir.join("running.json"), running).is_ok()
         {
-            unwritten = None;
+            *unwritten = None;
         }
-        let (Some(lease), Some(group)) = (&launch.lease, group) else { continue };
+        drop(unwritten);
+        let (Some(lease), Some(group)) = (&launch.lease, shared.group.get()) else { continue };
         let until = fs::read_to_string(lease).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        let rest = until.unwrap_or(0).saturating_sub(since_boot());
+        let signalled = watch.signal(until.unwrap_or(0), since_boot());
+        // Before the signal: the end that it causes must not look like one of the process's own.
+        shared.expired.store(watch.has_expired(), Ordering::SeqCst);
+        let _ = match signalled {
+            None => Ok(()),
+            Some(LeaseSignal::Stop) => kill_process_group(*group, signal(&launch.stop_signal)),
+            Some(LeaseSignal::Kill) => kill_process_group(*group, Signal::KILL),
+        };
+    }
+}
+
+/// A signal because of the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LeaseSignal {
+    /// The process's stop signal.
+    Stop,
+    Kill,
+}
+
+/// Which signals the end of a lease asks for. Times in milliseconds since boot. Pure.
+#[derive(Debug, Default)]
+struct LeaseWatch {
+    is_signalled: bool,
+    /// Until when an end of the process counts as caused by the lease.
+    expired_until: Option<u64>,
+}
+
+/// Milliseconds after a lease was renewed during which a process may still end of the signal that it got before.
+const END_AFTER_SIGNAL: u64 = 60_000;
+
+impl LeaseWatch {
+    /// The signal to send now, for a lease that ends at `until`.
+    fn signal(&mut self, until: u64, now: u64) -> Option<LeaseSignal> {
+        let rest = until.saturating_sub(now);
         if rest > SIGNAL_BEFORE {
-            continue;
+            self.is_signalled = false;
+            self.expired_until = self.expired_until.filter(|end| *end > now);
+            return None;
         }
-        expired.store(true, Ordering::SeqCst);
+        self.expired_until = Some(now.saturating_add(END_AFTER_SIGNAL));
         if rest <= KILL_BEFORE {
-            let _ = kill_process_group(group, Signal::KILL);
-        } else if !is_signalled {
-            is_signalled = true;
-            let _ = kill_process_group(group, signal(&launch.stop_signal));
+            return Some(LeaseSignal::Kill);
         }
+        let is_new = !std::mem::replace(&mut self.is_signalled, true);
+        is_new.then_some(LeaseSignal::Stop)
+    }
+
+    fn has_expired(&self) -> bool {
+        self.expired_until.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_signals_once_and_kills_before_it_ends() {
+        let mut watch = LeaseWatch::default();
+        for (now, signal) in [
+            (0, None),
+            (6_999, None),
+            (7_000, Some(LeaseSignal::Stop)),
+            (7_200, None),
+            (9_000, Some(LeaseSignal::Kill)),
+            (9_200, Some(LeaseSignal::Kill)),
+            (20_000, Some(LeaseSignal::Kill)),
+        ] {
+            assert_eq!(watch.signal(10_000, now), signal, "at {now}");
+            assert_eq!(watch.has_expired(), now >= 7_000, "at {now}");
+        }
+    }
+
+    #[test]
+    fn renewed_lease_is_forgotten_unless_the_process_ends_soon() {
+        let mut watch = LeaseWatch::default();
+        assert_eq!(watch.signal(10_000, 8_000), Some(LeaseSignal::Stop));
+        for (now, has_expired) in [(8_200, true), (67_999, true), (68_000, false), (90_000, false)]
+        {
+            assert_eq!(watch.signal(100_000, now), None);
+            assert_eq!(watch.has_expired(), has_expired, "at {now}");
+        }
+        assert_eq!(watch.signal(100_000, 98_000), Some(LeaseSignal::Stop), "as the first time");
     }
 }

@@ -7,9 +7,10 @@ use rcfarm_api::Stored;
 use rcfarm_api::allocation::{Allocation, Allocations};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
-use rcfarm_api::node::status::NodePodPhase;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_emulator::{Fate, Request};
+use rcfarm_node::agent::driver::Started;
 use uuid::Uuid;
 
 use crate::harness::{Host, id, is_alive, manifest};
@@ -185,6 +186,29 @@ async fn changed_manifest_replaces_process_and_kills_its_children() {
         host.until("web", |s| s.phase == NodePodPhase::Running && s.processes[0].pid != pid).await;
     assert!(!is_alive(pid.unwrap()) && !is_alive(child));
     assert!(is_alive(second.processes[0].pid.unwrap()));
+    host.end().await;
+}
+
+/// A process that shares the agent's session can write input to the agent's terminal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_and_checks_are_not_in_the_agents_session() {
+    let session = |stat: &str| -> i32 {
+        let fields = stat.rsplit_once(')').unwrap().1;
+        fields.split_ascii_whitespace().nth(3).unwrap().parse().unwrap()
+    };
+    let own = session(&std::fs::read_to_string("/proc/self/stat").unwrap());
+    let mut host = Host::new();
+    host.start();
+    let check = "    health: {exec: [sh, -c, 'cat /proc/$$/stat > check']}\n";
+    host.intend_script("web", "cat /proc/$$/stat; exec sleep 600", check).await;
+    let running = |status: &PodStatus| status.health == Health::Passing;
+    let pid = host.until("web", running).await.processes[0].pid.unwrap();
+    eventually("its session", || host.log("web").ends_with('\n')).await;
+    let record = host.settings.data_dir.join("pods/web/main/running.json");
+    let started: Started = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    assert_eq!((started.pid, session(&host.log("web"))), (pid, started.shim));
+    let check = std::fs::read_to_string(host.settings.data_dir.join("pods/web/check")).unwrap();
+    assert!(![own, started.shim].contains(&session(&check)), "{check}");
     host.end().await;
 }
 

@@ -7,7 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -195,10 +195,10 @@ async fn run(program: &Path, launch: &Launch) -> io::Result<ExitStatus> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
-        .process_group(0)
         .spawn()?;
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default();
-    // Declared after the child: it is dropped first, and the pid cannot be reused before the child is reaped.
+    // The program makes a session, and so a group, of its own. Declared after the child: it is dropped first, and the pid
+    // cannot be reused before the child is reaped.
     let group = ProcessGroup(Pid::from_raw(pid));
     let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
     if let Some(mut stdin) = stdin {
@@ -226,6 +226,8 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
             let _ = kill_process_group(group, Signal::KILL);
+            // It may not have made its group yet.
+            let _ = kill_process(group, Signal::KILL);
         }
     }
 }

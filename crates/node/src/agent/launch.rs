@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::driver::{Launch, StartFailure};
 use super::pod::PodTask;
 use super::state::{DataDir, StoredPod, read, replace_for};
-use super::users::UserIds;
+use super::users::{UserError, UserIds};
 use super::{AgentSettings, AtShutdown, cgroup, users};
 use crate::spec::{PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
@@ -34,8 +34,7 @@ impl PodTask {
         self.notes.insert(name.to_owned(), notes);
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
         let run_as = match &spec.run_as {
-            Some(run_as) => users::find(run_as, &settings.permits)
-                .map_err(|error| program(error.into_text()))?,
+            Some(run_as) => users::find(run_as, &settings.permits)?,
             None => None,
         };
         let env = self.env(name, &spec, settings, data, run_as);
@@ -108,6 +107,17 @@ impl PodTask {
             set("CUDA_VISIBLE_DEVICES", numbers.join(","));
         }
         env
+    }
+}
+
+impl From<UserError> for StartFailure {
+    fn from(error: UserError) -> StartFailure {
+        match error {
+            UserError::Unreadable(_) => StartFailure::Node(error.into_text()),
+            UserError::Unknown(_) | UserError::Refused(_) => {
+                StartFailure::Program(error.into_text())
+            }
+        }
     }
 }
 

@@ -87,6 +87,21 @@ fn exit(dir: &Path, attempt: u64) -> Option<ProcessExit> {
     state::read::<ProcessExit>(&dir.join("exit.json")).filter(|exit| exit.attempt == attempt)
 }
 
+/// The record of an end. A shim that still holds the lock is waited for: where `/proc` shows a user only some processes
+/// (`hidepid`), a shim is not among them.
+async fn recorded_exit(dir: &Path, attempt: u64) -> Option<ProcessExit> {
+    for _ in 0..RECORD_POLLS {
+        // In this order: the record is written before the lock is released.
+        let is_last = !is_taken(dir);
+        let exit = exit(dir, attempt);
+        if exit.is_some() || is_last {
+            return exit;
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+    None
+}
+
 #[async_trait]
 impl Driver for ProcessDriver {
     async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, StartFailure> {
@@ -102,7 +117,6 @@ impl Driver for ProcessDriver {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            .process_group(0)
             .spawn()
             .map_err(|error| format!("{} cannot be started: {error}", self.program.display()))?;
         let stdout = shim.stdout.take().expect("stdout is piped");
@@ -163,7 +177,7 @@ impl Driver for ProcessDriver {
                 "it ended while no shim was running, as in a restart of the machine",
             )
         };
-        FoundProcess::Exited(exit(dir, running.attempt).unwrap_or_else(lost))
+        FoundProcess::Exited(recorded_exit(dir, running.attempt).await.unwrap_or_else(lost))
     }
 
     async fn exited(&self, dir: &Path, running: &Started) -> ProcessExit {
@@ -173,6 +187,9 @@ impl Driver for ProcessDriver {
         }
         // The shim was killed; the process keeps running without it.
         gone(running.pid, running.start_ticks).await;
+        if let Some(exit) = recorded_exit(dir, running.attempt).await {
+            return exit;
+        }
         let (attempt, at) = (running.attempt, SystemClock.wall());
         let why = "its exit status is unknown: the shim was killed, or the disk is full";
         ProcessExit { attempt, at, ..ProcessExit::unknown(why) }
@@ -245,6 +262,27 @@ mod tests {
         assert_eq!(started.pid, of_this_process().pid);
         let second = Launch { attempt: 3, ..Launch::default() };
         assert!(driver.start(dir.path(), &second).await.is_err(), "the record is of another start");
+    }
+
+    /// As where `/proc` hides the shim: it seems to be gone.
+    #[tokio::test]
+    async fn exit_is_read_once_a_hidden_shim_has_written_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let driver = ProcessDriver::new("/nowhere".into());
+        let running = Started { start_ticks: 1, shim_ticks: 1, ..of_this_process() };
+        state::write(&dir.path().join("running.json"), &running).unwrap();
+        let lock = fs::File::create(dir.path().join("lock")).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let write = async {
+            tokio::task::yield_now().await;
+            let exit = ProcessExit { attempt: 1, code: Some(7), ..ProcessExit::unknown("") };
+            state::write(&dir.path().join("exit.json"), &exit).unwrap();
+            drop(lock);
+        };
+        let (exit, found, ()) =
+            tokio::join!(driver.exited(dir.path(), &running), driver.adopt(dir.path()), write);
+        assert_eq!(exit.code, Some(7), "{exit:?}");
+        assert_eq!(found, FoundProcess::Exited(exit));
     }
 
     /// In virtual time, which passes at once while the shim does nothing.

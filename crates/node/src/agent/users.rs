@@ -2,7 +2,8 @@
 //!
 //! Whoever may write an intent chooses the pod's user, so the agent decides which users there are to choose from.
 
-use std::fs;
+use std::path::Path;
+use std::{fs, io};
 
 use rustix::process::{getegid, geteuid};
 
@@ -35,17 +36,22 @@ pub type UserIds = (u32, u32);
 /// Why a pod does not get a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserError {
-    /// This node has no such user; another may.
+    /// This node has no such user. That counts as an error of the manifest, because the nodes of a farm mostly have the
+    /// same users.
     Unknown(String),
     /// This node does not allow it.
     Refused(String),
+    /// This node cannot tell now who may run.
+    Unreadable(String),
 }
 
 impl UserError {
     /// Text for the pod's status.
     pub fn into_text(self) -> String {
         match self {
-            UserError::Unknown(why) | UserError::Refused(why) => format!("run_as: {why}"),
+            UserError::Unknown(why) | UserError::Refused(why) | UserError::Unreadable(why) => {
+                format!("run_as: {why}")
+            }
         }
     }
 }
@@ -63,6 +69,19 @@ fn number(line: &str, n: usize) -> Option<u32> {
 }
 
 impl Accounts {
+    /// Reads the accounts below `root`. A file that is missing has no entries.
+    fn read(root: &Path) -> Result<Accounts, UserError> {
+        let text = |name: &str| match fs::read(root.join(name)) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) => {
+                let path = root.join(name);
+                Err(UserError::Unreadable(format!("{} cannot be read: {error}", path.display())))
+            }
+        };
+        Ok(Accounts { passwd: text("passwd")?, group: text("group")? })
+    }
+
     fn named(&self, name: &str) -> Option<UserIds> {
         let line = self.passwd.lines().find(|line| line.split(':').next() == Some(name))?;
         Some((number(line, 2)?, number(line, 3)?))
@@ -97,8 +116,7 @@ impl Accounts {
 /// # Errors
 /// [`UserError`].
 pub fn find(run_as: &str, permits: &PodPermits) -> Result<Option<UserIds>, UserError> {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let accounts = Accounts { passwd: read("/etc/passwd"), group: read("/etc/group") };
+    let accounts = Accounts::read(Path::new("/etc"))?;
     let own = (geteuid().as_raw(), getegid().as_raw());
     decide(run_as, permits, &accounts, own)
 }
@@ -166,6 +184,27 @@ mod tests {
             let unknown = found(run_as, &["*"]);
             assert!(matches!(unknown, Err(UserError::Unknown(_))), "{run_as}: {unknown:?}");
         }
+    }
+
+    /// Otherwise every group would look like one that opens no files of others.
+    #[test]
+    fn nobody_is_allowed_while_the_accounts_cannot_be_read() {
+        let etc = tempfile::tempdir().unwrap();
+        let files = ["passwd", "group"].map(|name| etc.path().join(name));
+        assert_eq!(Accounts::read(etc.path()).unwrap().passwd, "", "a machine without accounts");
+        // In Latin-1.
+        fs::write(&files[0], b"www:x:33:33:J\xfcrgen:/:\n").unwrap();
+        fs::create_dir(&files[1]).unwrap();
+        let failed = Accounts::read(etc.path()).unwrap_err();
+        assert!(
+            matches!(&failed, UserError::Unreadable(why) if why.contains("group")),
+            "{failed:?}"
+        );
+        fs::remove_dir(&files[1]).unwrap();
+        fs::write(&files[1], b"j\xfcrgens:x:42:\n").unwrap();
+        let accounts = Accounts::read(etc.path()).unwrap();
+        assert_eq!(accounts.named("www"), Some((33, 33)));
+        assert!(!accounts.is_ordinary((1000, 42)));
     }
 
     #[test]
