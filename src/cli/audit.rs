@@ -358,6 +358,7 @@ fn what(record: &AuditRecord) -> String {
             };
             format!("{before} -> {after}{orphans}")
         }
+        Details::ControllerUpdated(d) => d.changed.join(" "),
         Details::ControllerEnabled(_) | Details::ControllerDisabled(_) => String::new(),
         Details::LabelsChanged(d) => {
             let set = d.set.iter().map(|(key, value)| format!(" {key}={value}"));

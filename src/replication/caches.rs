@@ -54,7 +54,10 @@ impl OwnWrites {
             }
             if pod.intent == Intent::Same(UNCOMMITTED) {
                 pod.intent = Intent::Same(index);
-                let intent = Versioned { index, created: index, value: manifest };
+                // An intent that was rewritten is older than its last version.
+                let was_there = before.get(place).is_some_and(|b| b.intent != Intent::Missing);
+                let created = if was_there { Index::ZERO } else { index };
+                let intent = Versioned { index, created, value: manifest };
                 self.intents.wrote(place.clone(), Some(Arc::new(intent)), index);
             }
         }
@@ -161,10 +164,17 @@ impl RcCaches {
                 labels: labelled.value,
                 intent: own.intent(&intents, &place, wanted),
                 health: self.cluster.reported(&place, fresh).health,
+                unproved: false,
             };
             (place, pod)
         };
         pods.into_iter().map(pod).collect()
+    }
+
+    /// The intent at a place: its hash, and when it was written.
+    pub(super) fn intent_at(&self, own: &OwnWrites, place: &PodRef) -> Option<Versioned<u64>> {
+        let intents = self.cluster.intents.snapshot();
+        own.intents.get(&intents, place, |all| all.0.get(place)).map(|intent| **intent)
     }
 
     /// What occupies the slot of the RC's pod id on `node`.
@@ -211,6 +221,7 @@ impl RcCaches {
                     labels: labelled.value.labels.clone().unwrap_or_default(),
                     intent: own.intent(&intents, place, wanted),
                     health: self.cluster.reported(place, fresh).health,
+                    unproved: false,
                 };
                 (place.node.clone(), pod)
             };

@@ -11,6 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::caches::{OwnWrites, RcCaches};
 use super::plan::{PlannedCondition, PodStep, ReplicationPlan, TransferPlan};
+use super::proof::ProvedIntents;
 use super::statuses::ExpectedIndex;
 use super::writes::{self, BatchError};
 use super::{Pods, events};
@@ -25,6 +26,7 @@ use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, Sta
 use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
+use rcfarm_api::key::LabelKind;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
@@ -36,6 +38,8 @@ pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which a slot that another record's pod occupies is checked.
 const PLACE_PAUSE: Duration = Duration::from_secs(30);
+/// Interval at which the pods' health is read while an update waits for it.
+const UPDATE_PAUSE: Duration = Duration::from_secs(10);
 /// Long-term interval of status writes that change only health, so that a flapping pod costs few of them.
 const HEALTH_EVERY: Duration = Duration::from_secs(2);
 /// 8 of these writes at once: the restart after an exit must not delay the report of the next exit.
@@ -62,6 +66,7 @@ pub struct RcController {
     /// ModifyIndex of the status, for the periodic check of the store.
     expected: Arc<ExpectedIndex>,
     pub(super) own: OwnWrites,
+    pub(super) proved: ProvedIntents,
     /// The value decoded last, and its result.
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
     /// Health as read for the last doorbell, removal or move.
@@ -82,6 +87,8 @@ pub struct RcController {
 pub(super) struct RcView {
     pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
+    /// Refused by Consul unless the RC's own labels are as they were read.
+    labels_guard: Option<Op>,
     pub(super) pods: Arc<Pods>,
     /// Index of the labels that `pods` were taken from, besides own writes.
     pub(super) labels_index: Index,
@@ -116,6 +123,7 @@ impl RcController {
             chain,
             expected,
             own: OwnWrites::default(),
+            proved: ProvedIntents::default(),
             decoded: None,
             fresh: None,
             owner,
@@ -127,8 +135,10 @@ impl RcController {
         }
     }
 
-    /// The checked record and its ModifyIndex; `None` if it is gone or not valid.
-    async fn current_record(&mut self) -> Result<Option<(RcSpec, Index)>, ReconcileError> {
+    /// The checked record, its ModifyIndex and a guard of its labels; `None` if it is gone or not valid.
+    async fn current_record(
+        &mut self,
+    ) -> Result<Option<(RcSpec, Index, Option<Op>)>, ReconcileError> {
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else {
             // Deleted: its pods stay, and the farm will release the claim.
@@ -137,10 +147,13 @@ impl RcController {
         if self.expected.take_differs() || self.chain.is_behind() {
             self.refresh().await?;
         }
-        let labels = self.claimed.labels.snapshot().value.of(&self.claimed.id);
+        let all = self.claimed.labels.snapshot();
+        let labels = all.value.of(&self.claimed.id);
+        let prefix = key::labels(LabelKind::ReplicationController);
+        let guard = all.value.guard(&prefix, &self.claimed.id);
         let checked = self.decode(&record.value);
         match checked.and_then(|spec| spec.with_labels(labels.as_deref())) {
-            Ok(spec) => Ok(Some((spec, record.index))),
+            Ok(spec) => Ok(Some((spec, record.index, guard))),
             Err(bad) => {
                 self.report_invalid(record.index, &bad).await?;
                 Ok(None)
@@ -159,7 +172,10 @@ impl RcController {
     }
 
     /// Reads what the plan is made from: eligible nodes, pods, and nodes that cannot start theirs.
-    async fn read_input(&mut self, spec: RcSpec, index: Index) -> Result<RcView, ReconcileError> {
+    async fn read_input(
+        &mut self,
+        (spec, index, labels_guard): (RcSpec, Index, Option<Op>),
+    ) -> Result<RcView, ReconcileError> {
         self.own.labels.forget_shown(&self.view.pods.snapshot());
         self.own.intents.forget_shown(&self.view.intents.snapshot());
         self.caches.interests().select(self.id, &spec.node_selector);
@@ -174,7 +190,17 @@ impl RcController {
         let pods = self.caches.pods_of(&spec, &self.own, self.fresh.as_ref());
         let failing = self.failing(&pods);
         let (spec, pods) = (Arc::new(spec), Arc::new(pods));
-        Ok(RcView { spec, record_index: index, pods, labels_index, eligible, failing })
+        let mut input = RcView {
+            spec,
+            record_index: index,
+            labels_guard,
+            pods,
+            labels_index,
+            eligible,
+            failing,
+        };
+        self.prove_pods(&mut input).await?;
+        Ok(input)
     }
 
     /// Nodes that cannot start their pod, and why.
@@ -207,15 +233,21 @@ impl RcController {
     async fn carry_out(&mut self, mut input: RcView, plan: ReplicationPlan) -> ReconcileResult {
         let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
+        // The labels decide which pods may be restarted, and they are another cache than the record.
+        let guard = input.labels_guard.clone().filter(|_| plan.restarts());
         while !rest.is_empty() {
-            let limits = self.ctx.limits;
+            let mut limits = self.ctx.limits;
+            limits.ops -= usize::from(guard.is_some());
             let batch = match writes::next_batch(
                 &input.spec,
                 rest,
                 limits,
                 &self.view.node_capacities(),
             ) {
-                Ok(batch) => batch,
+                Ok(mut batch) => {
+                    batch.ops.extend(guard.clone());
+                    batch
+                }
                 Err(BatchError::TooLarge) => {
                     let why =
                         "field manifest: it is too large for a Consul transaction; shorten it";
@@ -478,11 +510,11 @@ pub(super) fn no_answer() -> ScheduleError {
 #[async_trait]
 impl Controller for RcController {
     async fn reconcile(&mut self) -> ReconcileResult {
-        let Some((spec, index)) = self.current_record().await? else {
+        let Some(record) = self.current_record().await? else {
             return Ok(Action::AwaitChange);
         };
-        self.read_health_after_doorbell(&spec).await?;
-        let mut input = self.read_input(spec, index).await?;
+        self.read_health_after_doorbell(&record.0).await?;
+        let mut input = self.read_input(record).await?;
         let view = self.view.clone();
         let (mut plan, mut guard) = self.decide(&view, &input).await?;
         if self.takes_pods_away(&input, &plan) {
@@ -518,6 +550,11 @@ impl Controller for RcController {
             (transfer, _) => {
                 let next = self.update_status(&input, &plan.conditions).await?;
                 let next = match (next, transfer) {
+                    // p2's preparer rings no doorbell when a pod is healthy again.
+                    (Action::AwaitChange, _) if plan.updates() => {
+                        self.caches.note_rung(self.id);
+                        Action::RequeueAfter(UPDATE_PAUSE)
+                    }
                     // No event tells when another record's pod leaves the slot.
                     (Action::AwaitChange, TransferPlan::Wait(RcReason::PlaceTaken)) => {
                         Action::RequeueAfter(PLACE_PAUSE)

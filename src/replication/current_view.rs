@@ -28,6 +28,9 @@ impl RcController {
             }
             TransferPlan::Nothing | TransferPlan::Wait(_) => false,
         };
+        if input.spec.in_order && plan.restarts() {
+            return true;
+        }
         // Where all pods go, each removal's own check is enough.
         plan.steps.iter().any(removes) && input.spec.replicas_desired > 0
             || moves && self.transfer_pause().is_none()

@@ -27,7 +27,7 @@ pub fn spec() -> KindSpec {
     KindSpec {
         check_name,
         needs_labels: true,
-        reads: vec![key::labels(LabelKind::Node), key::nodes(), key::healths()],
+        reads: vec![key::labels(LabelKind::Node), key::nodes(), key::healths(), key::realities()],
         writes: vec![
             key::labels(LabelKind::Pod),
             key::intents(),

@@ -1,7 +1,7 @@
 //! Replication controllers, in square/p2's layout.
 //!
 //! Keys read: `replication_controllers/<uuid>`, its labels, locks and status; `labels/node/`, `labels/pod/`, `intent/`,
-//! `health/`, `rcfarm/nodes/`, `rcfarm/allocations/`.
+//! `health/`, `rcfarm/nodes/`, `rcfarm/allocations/`; `reality/<node>/<pod>` while an RC's manifest is updated in order.
 //! Keys written: `labels/pod/<node>/<pod>`, `intent/<node>/<pod>`, `status/replication_controllers/<uuid>/rcfarm`,
 //! `audit_logs/<uuid v7>`; `rcfarm/allocations/<node>` by CAS, if the manifest asks for resources;
 //! `lock/replication_controllers/<uuid>/update` during a node transfer.
@@ -18,6 +18,7 @@
 //! | [`writes`] | packs the steps of a plan into transactions. Pure |
 //! | `observe` | builds the input of the plan from the caches |
 //! | `current_view` | reads before a plan that removes or moves pods |
+//! | `proof` | whether nodes run what is intended, before more pods get a manifest |
 //! | `transfer` | moves one pod to another node, step by step |
 //! | `allocations` | nodes without capacity, and orphaned allocations |
 //! | [`caches`], `interests`, `statuses` | shared by all RCs of a farm: pods, who waits for what, stored statuses |
@@ -35,6 +36,7 @@ mod interests;
 pub mod kind;
 mod observe;
 pub mod plan;
+mod proof;
 mod statuses;
 mod transfer;
 pub mod writes;

@@ -215,7 +215,9 @@ pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
             };
             let labels = spec.labels_of_pod();
             let health = Health::Absent;
-            let pod = RcPod { label_index: index, created: index, labels, intent, health };
+            let created = index;
+            let pod =
+                RcPod { label_index: index, created, labels, intent, health, unproved: false };
             pods.insert(pod_ref.clone(), pod);
         }
         PodStep::TakeOver { pod_ref, pod, .. } => {
@@ -225,7 +227,8 @@ pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
             };
             let labels = merged(spec, &pod.labels);
             let (created, health) = (pod.created, pod.health);
-            let pod = RcPod { label_index: index, created, labels, intent, health };
+            let unproved = pod.unproved || matches!(pod.intent, Intent::Differs(_));
+            let pod = RcPod { label_index: index, created, labels, intent, health, unproved };
             pods.insert(pod_ref.clone(), pod);
         }
         PodStep::Remove { pod_ref, .. } => {
@@ -240,7 +243,8 @@ pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
                 _ => Intent::Same(index),
             };
             let created = if moved { index } else { pod.created };
-            let new = RcPod { label_index, created, labels, intent, health: pod.health };
+            let unproved = pod.unproved || moved || matches!(pod.intent, Intent::Differs(_));
+            let new = RcPod { label_index, created, labels, intent, health: pod.health, unproved };
             pods.remove(pod_ref);
             pods.insert(renamed(spec, pod_ref), new);
         }

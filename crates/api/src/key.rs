@@ -141,6 +141,10 @@ pub const MIN_HEALTH_LABEL: &str = "rcfarm/min_health";
 /// effect if the manifest asks for resources.
 pub const PACKING_LABEL: &str = "rcfarm/packing";
 
+/// Label of an RC: how its pods get one version of its manifest, as in `in-order.0123456789abcdef`
+/// ([`crate::rc::update::UpdateChoice`]).
+pub const UPDATE_LABEL: &str = "rcfarm/update";
+
 /// Label of a pod with the uid of its job. It is here because it shares the prefix of our keys.
 pub const JOB_UID_LABEL: &str = "rcfarm/job_uid";
 

@@ -119,6 +119,7 @@ pub(super) fn about(
         reason: "Requested".to_owned(),
         desired_before: found.desired(),
         desired_after: after,
+        changed: Vec::new(),
         orphans: Vec::new(),
     }
 }
@@ -133,7 +134,7 @@ async fn change(
 ) -> anyhow::Result<RcChange> {
     let attempt = async || {
         let found = find_to_change(context, rc).await?;
-        let Some(value) = with_field(&found, field, to)? else {
+        let Some((value, _)) = with_fields(&found, &[(field, to.clone())])? else {
             return Ok(Some(RcChange { before: found, index: None }));
         };
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
@@ -144,10 +145,13 @@ async fn change(
     context.edit(format!("the record of {rc}"), attempt).await
 }
 
-/// The record with one field changed. `None`: the field already has the value.
+/// The record with some fields changed, and which of them differ. `None`: all have these values already.
 ///
 /// All other fields stay, even unknown and invalid ones, so an invalid record can be corrected this way.
-fn with_field(found: &Found, field: &'static str, to: &Value) -> anyhow::Result<Option<Bytes>> {
+pub(super) fn with_fields(
+    found: &Found,
+    fields: &[(&'static str, Value)],
+) -> anyhow::Result<Option<(Bytes, Vec<&'static str>)>> {
     let mut record = match serde_json::from_slice(&found.entry.value) {
         Ok(Value::Object(record)) => record,
         _ => {
@@ -157,13 +161,19 @@ fn with_field(found: &Found, field: &'static str, to: &Value) -> anyhow::Result<
             ));
         }
     };
-    let before = record.insert(field.to_owned(), to.clone());
-    if before.as_ref() == Some(to) || (before.is_none() && *to == Value::Bool(false)) {
+    let mut changed = Vec::new();
+    for (field, to) in fields {
+        let before = record.insert((*field).to_owned(), to.clone());
+        let is_same = before.as_ref() == Some(to) || before.is_none() && *to == Value::Bool(false);
+        changed.extend((!is_same).then_some(*field));
+    }
+    if changed.is_empty() {
         return Ok(None);
     }
     let plain = serde_json::to_vec(&record)?;
     // In the order of p2's fields, if the record is valid.
-    Ok(Some(RcRecord::decode(&plain).map_or_else(|_| plain.into(), |record| record.encode())))
+    let value = RcRecord::decode(&plain).map_or_else(|_| plain.into(), |record| record.encode());
+    Ok(Some((value, changed)))
 }
 
 #[cfg(test)]

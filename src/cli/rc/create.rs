@@ -91,7 +91,7 @@ pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow:
     Ok(CliExit::Ok)
 }
 
-fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
+pub(super) fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {
     let text = if path == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
@@ -169,6 +169,7 @@ pub(in crate::cli) async fn write(
         reason: "Requested".to_owned(),
         desired_before: None,
         desired_after: Some(record.replicas_desired),
+        changed: Vec::new(),
         orphans: Vec::new(),
     });
     let new = |key, value| Op::Cas { key, value, flags: 0, index: Index::ZERO };

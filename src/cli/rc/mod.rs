@@ -11,6 +11,7 @@ mod orphans;
 mod plan;
 mod show;
 pub(in crate::cli) mod snapshot;
+pub(in crate::cli) mod update;
 mod wait;
 mod watch;
 
@@ -33,6 +34,9 @@ pub enum RcCommand {
     Pods(RcArgs),
     /// Set the number of desired pods
     Scale(change::ScaleArgs),
+    /// Change a controller's manifest, node selector or strategy; pods get a manifest one after the other
+    #[command(visible_alias = "update-manifest")]
+    Update(update::RcUpdateArgs),
     /// Enable a controller
     Enable(RcArgs),
     /// Disable a controller: its pods are left as they are
@@ -65,6 +69,7 @@ pub(super) async fn run(context: &CommandContext, command: RcCommand) -> anyhow:
         RcCommand::Status(args) => show::status(context, &args.rc).await,
         RcCommand::Pods(args) => show::pods(context, &args.rc).await,
         RcCommand::Scale(args) => change::scale(context, &args).await,
+        RcCommand::Update(args) => update::run(context, args).await,
         RcCommand::Enable(args) => change::switch(context, &args.rc, false).await,
         RcCommand::Disable(args) => change::switch(context, &args.rc, true).await,
         RcCommand::Delete(args) => delete::run(context, &args).await,

@@ -140,6 +140,7 @@ pub(super) async fn read_snapshot(
             labels: labelled.value.labels.clone().unwrap_or_default(),
             intent: intent(place),
             health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+            unproved: false,
         };
         ((*place).clone(), pod)
     };
@@ -225,6 +226,7 @@ async fn surplus(
             labels: pod.value.labels.clone().unwrap_or_default(),
             intent: intent(place),
             health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+            unproved: false,
         };
         of.pods.insert(place.node.clone(), pod);
     }

@@ -11,7 +11,7 @@ use crate::cli::failure::failure;
 use crate::cli::output::Progress;
 use rcfarm_api::ids::RcId;
 use rcfarm_api::rc::spec::RcRecord;
-use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
+use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Replicas};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Query};
@@ -27,6 +27,32 @@ pub(super) async fn scheduled(
     id: RcId,
     index: Index,
     timeout: Duration,
+) -> anyhow::Result<()> {
+    until(context, id, index, timeout, is_scheduled).await
+}
+
+/// Waits until all pods have the manifest of the record at `index` and are healthy.
+pub(super) async fn updated(
+    context: &CommandContext,
+    id: RcId,
+    index: Index,
+    timeout: Duration,
+) -> anyhow::Result<()> {
+    let is_updated = |status: &RcStatus| {
+        let Replicas { desired, healthy, .. } = status.replicas;
+        // Farms of earlier versions update all pods at once and write no such condition.
+        let condition = status.condition(RcConditionType::Updated);
+        is_scheduled(status) && healthy >= desired && condition.is_none_or(|c| c.status)
+    };
+    until(context, id, index, timeout, is_updated).await
+}
+
+async fn until(
+    context: &CommandContext,
+    id: RcId,
+    index: Index,
+    timeout: Duration,
+    is_done: impl Fn(&RcStatus) -> bool,
 ) -> anyhow::Result<()> {
     let give_up = monotonic() + timeout;
     let status_key = key::rc_status(id);
@@ -50,7 +76,7 @@ pub(super) async fn scheduled(
                 said = summary(&status);
                 progress.say(&said);
                 check_valid(&status)?;
-                if is_scheduled(&status) {
+                if is_done(&status) {
                     return Ok(());
                 }
             }
@@ -99,6 +125,9 @@ fn summary(status: &RcStatus) -> String {
     let scheduled = status.condition(RcConditionType::Scheduled).filter(|c| !c.status);
     if let Some(condition) = scheduled {
         text.push_str(&format!(" ({})", condition.reason));
+    }
+    if let Some(condition) = status.condition(RcConditionType::Updated).filter(|c| !c.status) {
+        text.push_str(&format!("; {}", condition.message));
     }
     text
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{PlannedCondition, PodStep, ReplicationObserved, Shortage, TransferPlan};
+use super::update::restarts;
+use super::{PlannedCondition, PodStep, RcPod, ReplicationObserved, Shortage, TransferPlan};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::Insufficient;
 use rcfarm_api::ids::{NodeName, PodRef};
+use rcfarm_api::key::MIN_HEALTH_LABEL;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
 
 pub(super) fn valid() -> PlannedCondition {
@@ -125,6 +127,48 @@ pub(super) fn placed_condition(
     let mut message = format!("{} {what}: {some}", misplaced.len());
     message.push_str(&blamed_manifest(observed));
     PlannedCondition { kind, status: false, reason, message }
+}
+
+/// Whether every pod has the record's manifest. During an update in order also: and runs it.
+pub(super) fn updated_condition(
+    observed: &ReplicationObserved,
+    steps: &[PodStep],
+    later: &[PodRef],
+) -> PlannedCondition {
+    let kind = RcConditionType::Updated;
+    let in_order = observed.spec.in_order;
+    let restarted: BTreeSet<&PodRef> =
+        steps.iter().filter(|step| in_order && restarts(step)).map(PodStep::pod_ref).collect();
+    let is_done = restarted.is_empty() && !observed.pods.values().any(|pod| pod.unproved);
+    if later.is_empty() && is_done {
+        let (reason, message) = (RcReason::AsDesired, String::new());
+        return PlannedCondition { kind, status: true, reason, message };
+    }
+    let (all, waiting) = (observed.pods.len(), later.len());
+    let ails = |(pod_ref, pod): &(&PodRef, &RcPod)| {
+        restarted.contains(*pod_ref) || !observed.is_up(pod_ref, pod)
+    };
+    let down: Vec<&str> =
+        observed.pods.iter().filter(ails).map(|(pod_ref, _)| pod_ref.node.as_str()).collect();
+    let rule = match observed.spec.min_health {
+        Some(least) => format!("{least} pods must stay healthy"),
+        None => "all pods must be healthy before the next is restarted".to_owned(),
+    };
+    let named = down.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+    let why = match (down.is_empty(), observed.spec.min_health) {
+        (true, Some(least)) => format!(
+            "{rule}, and there are {all}: raise the count, lower {MIN_HEALTH_LABEL}={least}, or update all at once"
+        ),
+        _ => format!("{rule}; not yet healthy: {named}"),
+    };
+    let message = match later.first() {
+        Some(next) => {
+            let next = &next.node;
+            format!("{waiting} of {all} pods wait for the manifest, next {next}: {why}")
+        }
+        None => format!("all {all} pods have the manifest; not yet healthy: {named}"),
+    };
+    PlannedCondition { kind, status: false, reason: RcReason::UpdateUnderWay, message }
 }
 
 /// Names the manifest and the nodes, where several nodes could not start it: it is rather at fault than they are.

@@ -8,6 +8,7 @@ mod conditions;
 mod observed;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use std::cell::LazyCell;
 use std::cmp::{Ordering, Reverse};
@@ -18,7 +19,9 @@ use serde::Serialize;
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
-use conditions::{capacity_shortage, placed_condition, scheduled_condition, valid};
+use conditions::{
+    capacity_shortage, placed_condition, scheduled_condition, updated_condition, valid,
+};
 use observed::OpenNodes;
 pub use observed::{
     RcPod, ReplicationObserved, SlotState, SurplusPods, TransferConditions, has_capacity,
@@ -29,6 +32,7 @@ use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcStrategy;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas, Transfer};
+use update::Repairs;
 
 /// Why a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -142,6 +146,8 @@ pub struct ReplicationPlan {
     pub conditions: Vec<PlannedCondition>,
     /// Counts once the steps are done; `healthy` does not count added pods.
     pub replicas: Replicas,
+    /// Number of pods that get the record's manifest later, because enough pods must stay healthy.
+    pub update_later: usize,
     /// Why the RC cannot reach its count, for the operator's log.
     pub alert: Option<String>,
 }
@@ -161,6 +167,16 @@ impl ReplicationPlan {
         })
     }
 
+    /// Whether it restarts a pod for another manifest.
+    pub(super) fn restarts(&self) -> bool {
+        self.steps.iter().any(update::restarts)
+    }
+
+    /// Whether an update of the manifest is under way.
+    pub(super) fn updates(&self) -> bool {
+        self.conditions.iter().any(|condition| condition.reason == RcReason::UpdateUnderWay)
+    }
+
     /// Whether it takes over pods of another RC.
     pub(super) fn takes_over(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, PodStep::TakeOver { .. }))
@@ -178,7 +194,8 @@ pub fn plan(observed: &ReplicationObserved) -> ReplicationPlan {
         return disabled(observed);
     }
     let (mut steps, shortage) = count_steps(observed);
-    steps.extend(repair_steps(observed, &steps));
+    let Repairs { now, later } = update::in_order(observed, &steps, repair_steps(observed, &steps));
+    steps.extend(now);
     let transfer = match steps.is_empty() {
         true => transfer_plan(observed),
         false => transfer_beside_steps(observed),
@@ -187,8 +204,11 @@ pub fn plan(observed: &ReplicationObserved) -> ReplicationPlan {
     let scheduled = scheduled_condition(observed, replicas, shortage);
     let alert = (replicas.current < replicas.desired && !scheduled.status)
         .then(|| scheduled.message.clone());
-    let conditions = vec![valid(), scheduled, placed_condition(observed, &steps, &transfer)];
-    ReplicationPlan { steps, transfer, conditions, replicas, alert }
+    let placed = placed_condition(observed, &steps, &transfer);
+    let updated = updated_condition(observed, &steps, &later);
+    let conditions = vec![valid(), scheduled, placed, updated];
+    let update_later = later.len();
+    ReplicationPlan { steps, transfer, conditions, replicas, update_later, alert }
 }
 
 fn disabled(observed: &ReplicationObserved) -> ReplicationPlan {
@@ -204,12 +224,14 @@ fn disabled(observed: &ReplicationObserved) -> ReplicationPlan {
         valid(),
         condition(RcConditionType::Scheduled, replicas.current == replicas.desired),
         condition(RcConditionType::Placed, true),
+        condition(RcConditionType::Updated, true),
     ];
     ReplicationPlan {
         steps: Vec::new(),
         transfer: TransferPlan::Nothing,
         conditions,
         replicas,
+        update_later: 0,
         alert: None,
     }
 }
@@ -301,7 +323,7 @@ fn removals(observed: &ReplicationObserved, wanted: usize) -> Vec<PodStep> {
             } else {
                 PodRemoveReason::Surplus
             };
-            let passing = observed.is_passing(pod_ref, pod);
+            let passing = observed.is_up(pod_ref, pod);
             ((why, passing, Reverse(pod.created), pod_ref), passing, pod)
         })
         .collect();

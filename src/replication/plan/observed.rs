@@ -32,6 +32,9 @@ pub struct RcPod {
     pub intent: Intent,
     /// Its health as last reported.
     pub health: Health,
+    /// The report may be about an earlier manifest: its node is not known to run the intended one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unproved: bool,
 }
 
 /// What occupies the RC's pod id on a node where the RC has no pod.
@@ -241,7 +244,12 @@ impl ReplicationObserved {
         pod.health == Health::Passing && self.readiness(&pod_ref.node) != NodeReadiness::Down
     }
 
+    /// Pods that pass their check with the intended manifest. A minimum health counts these alone.
+    pub(super) fn is_up(&self, pod_ref: &PodRef, pod: &RcPod) -> bool {
+        !pod.unproved && self.is_passing(pod_ref, pod)
+    }
+
     pub(super) fn healthy(&self) -> usize {
-        self.pods.iter().filter(|(pod_ref, pod)| self.is_passing(pod_ref, pod)).count()
+        self.pods.iter().filter(|(pod_ref, pod)| self.is_up(pod_ref, pod)).count()
     }
 }

@@ -378,3 +378,47 @@ async fn short_beginning_of_an_id_names_nothing() {
     cluster.run(&["rc", "get", &id[..1]]).await.ok();
     cluster.run(&["rc", "disable", &id[..4]]).await.ok();
 }
+
+#[tokio::test]
+async fn update_writes_manifest_order_audit_and_bell_at_one_index() {
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&["--replicas", "3", "--rc-label", "rcfarm/min_health=2"]).await;
+    let (key, labels) =
+        (format!("replication_controllers/{id}"), format!("labels/replication_controller/{id}"));
+    let mut record = cluster.value(&key).await;
+    record["team"] = json!("a");
+    cluster.put(&key, record.to_string()).await;
+    let manifest = format!("{MANIFEST}    location: file:///web_2.tar.gz\n");
+    std::fs::write(cluster.dir.path().join("v2.yaml"), &manifest).unwrap();
+    let said = cluster.run(&["rc", "update", "web", "-f", "v2.yaml"]).await.ok();
+    assert!(said.contains("manifest changed"), "{said}");
+    let record = cluster.value(&key).await;
+    assert_eq!((record["manifest"].as_str(), &record["team"]), (Some(&*manifest), &json!("a")));
+    let chosen = cluster.value(&labels).await;
+    assert!(chosen["rcfarm/update"].as_str().unwrap().starts_with("in-order."), "{chosen}");
+    assert_eq!(chosen["rcfarm/min_health"], "2");
+    let index = async |key: &str| cluster.entry(key).await.unwrap().modify_index;
+    let bell = format!("rcfarm/bell/rc/{id}");
+    assert_eq!(index(&key).await, index(&labels).await);
+    assert_eq!(index(&key).await, index(&bell).await);
+
+    let again = cluster.run(&["rc", "update", "web", "-f", "v2.yaml"]).await.ok();
+    assert!(again.contains("as before"), "{again}");
+    cluster.run(&["rc", "update", "web", "-f", "v2.yaml", "--all-at-once"]).await.ok();
+    let chosen = cluster.value(&labels).await;
+    assert!(chosen["rcfarm/update"].as_str().unwrap().starts_with("at-once."), "{chosen}");
+    let more = ["--node-selector", "role=db", "--strategy", "dynamic"];
+    cluster.run(&[&["rc", "update", "web"][..], &more].concat()).await.ok();
+    let record = cluster.value(&key).await;
+    assert_eq!(record["node_selector"], "role=db");
+    assert_eq!(record["allocation_strategy"], "dynamic_strategy");
+    let log = cluster.run(&["audit", "list"]).await.ok();
+    assert!(log.contains("node_selector allocation_strategy"), "{log}");
+    assert_eq!(cluster.events().await.len(), 4);
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+
+    std::fs::write(cluster.dir.path().join("bad.yaml"), "id: web\nlaunchables: [\n").unwrap();
+    cluster.run(&["rc", "update", "web", "-f", "bad.yaml"]).await.failed();
+    cluster.run(&["rc", "update", "web"]).await.failed();
+    assert_eq!(cluster.events().await.len(), 4);
+}

@@ -36,6 +36,8 @@ pub enum Details {
     ControllerCreated(ControllerChange),
     /// [`EventType::ControllerScaled`]
     ControllerScaled(ControllerChange),
+    /// [`EventType::ControllerUpdated`]
+    ControllerUpdated(ControllerChange),
     /// [`EventType::ControllerEnabled`]
     ControllerEnabled(ControllerChange),
     /// [`EventType::ControllerDisabled`]
@@ -161,7 +163,7 @@ pub struct NodeTransfer {
     pub farm: Option<FarmName>,
 }
 
-/// A user created, scaled, enabled, disabled or deleted a controller.
+/// A user created, scaled, updated, enabled, disabled or deleted a controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControllerChange {
     /// Id of the controller.
@@ -180,6 +182,9 @@ pub struct ControllerChange {
     pub desired_before: Option<i64>,
     /// Desired count after. `None`: the record was deleted.
     pub desired_after: Option<i64>,
+    /// Fields of the record that an update changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
     /// Nodes on which pods keep running after a forced deletion.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<NodeName>,
@@ -333,6 +338,7 @@ details!(
     NodeTransferRollback,
     ControllerCreated,
     ControllerScaled,
+    ControllerUpdated,
     ControllerEnabled,
     ControllerDisabled,
     ControllerDeleted,
@@ -365,6 +371,7 @@ impl Details {
             | Details::NodeTransferRollback(d) => Some(d.replication_controller_id),
             Details::ControllerCreated(d)
             | Details::ControllerScaled(d)
+            | Details::ControllerUpdated(d)
             | Details::ControllerEnabled(d)
             | Details::ControllerDisabled(d)
             | Details::ControllerDeleted(d) => Some(d.replication_controller_id),

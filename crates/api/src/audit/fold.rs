@@ -173,6 +173,7 @@ impl Folded {
                 controller.nodes.get_or_insert_default();
             }
             Details::ControllerScaled(change)
+            | Details::ControllerUpdated(change)
             | Details::ControllerEnabled(change)
             | Details::ControllerDisabled(change) => _ = self.change(&change),
             Details::ControllerDeleted(change) => {

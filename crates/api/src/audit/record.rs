@@ -96,6 +96,8 @@ events! {
     ControllerCreated = "REPLICATION_CONTROLLER_CREATED",
     /// A controller's desired count was changed.
     ControllerScaled = "REPLICATION_CONTROLLER_SCALED",
+    /// The manifest, the node selector or another field of a controller was changed.
+    ControllerUpdated = "REPLICATION_CONTROLLER_UPDATED",
     /// A controller was enabled.
     ControllerEnabled = "REPLICATION_CONTROLLER_ENABLED",
     /// A controller was disabled.

@@ -77,6 +77,7 @@ fn change(id: u8, desired_after: Option<i64>) -> ControllerChange {
         reason: "Requested".to_owned(),
         desired_before: None,
         desired_after,
+        changed: Vec::new(),
         orphans: Vec::new(),
     }
 }
@@ -149,6 +150,10 @@ fn every_event_type_round_trips() {
         }),
         Details::ControllerCreated(change(1, Some(3))),
         Details::ControllerScaled(change(1, Some(5))),
+        Details::ControllerUpdated(ControllerChange {
+            changed: vec!["manifest".to_owned()],
+            ..change(1, Some(5))
+        }),
         Details::ControllerEnabled(change(1, Some(5))),
         Details::ControllerDisabled(change(1, Some(5))),
         Details::ControllerDeleted(ControllerChange { orphans: nodes(&[1]), ..change(1, None) }),

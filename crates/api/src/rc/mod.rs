@@ -3,3 +3,4 @@
 
 pub mod spec;
 pub mod status;
+pub mod update;

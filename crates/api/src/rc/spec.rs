@@ -12,6 +12,7 @@ use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
 use crate::manifest::{Launchable, Manifest, PodManifest, check_size};
+use crate::rc::update::{UpdateChoice, UpdateOrder};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
 use crate::{FieldError, ResourceList, key};
@@ -157,6 +158,9 @@ pub struct RcSpec {
     pub min_health: Option<u32>,
     /// Order in which nodes with room are chosen, from the RC's label [`key::PACKING_LABEL`].
     pub packing: Packing,
+    /// Its pods get a changed manifest one after the other, not all at once. So it is with a minimum health, unless the
+    /// RC's label [`key::UPDATE_LABEL`] says otherwise for this manifest.
+    pub in_order: bool,
 }
 
 impl RcSpec {
@@ -202,6 +206,7 @@ impl RcSpec {
             strategy,
             min_health: None,
             packing: Packing::default(),
+            in_order: false,
         })
     }
 
@@ -239,7 +244,19 @@ impl RcSpec {
                 ));
             }
         };
-        Ok(RcSpec { min_health, packing, ..self })
+        let choice = match labels.get(key::UPDATE_LABEL).map(|text| text.parse::<UpdateChoice>()) {
+            None => None,
+            Some(Ok(choice)) => choice.of(self.manifest.text()),
+            Some(Err(why)) => {
+                return Err(FieldError::new(
+                    key::UPDATE_LABEL,
+                    why,
+                    "remove that label of the RC with `rcfarm label remove rc ID`",
+                ));
+            }
+        };
+        let in_order = choice.map_or(min_health.is_some(), |order| order == UpdateOrder::InOrder);
+        Ok(RcSpec { min_health, packing, in_order, ..self })
     }
 
     /// Request of each of its pods.

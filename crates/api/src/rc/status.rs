@@ -132,6 +132,8 @@ pub enum RcConditionType {
     Scheduled,
     /// Every pod is on an eligible node, or stays where it is on purpose.
     Placed,
+    /// No pod waits for the record's manifest. Farms of versions before updates in order do not write it.
+    Updated,
 }
 
 /// Reason of a condition. Fixed tokens: scripts and alerts match them.
@@ -173,6 +175,8 @@ pub enum RcReason {
     TransferFailed,
     /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static.
     CannotStart,
+    /// Pods get the record's manifest one after the other; `message` says what the next one waits for.
+    UpdateUnderWay,
 }
 
 displays_as_variant!(RcReason);
@@ -251,7 +255,7 @@ impl RcStatus {
 
     /// Whether every condition holds for the record at `observed_index`.
     pub fn is_settled(&self) -> bool {
-        self.conditions.len() == 3 && self.conditions.iter().all(|c| c.status)
+        self.conditions.len() >= 3 && self.conditions.iter().all(|c| c.status)
     }
 
     /// `AsDesired`, `Pending`, or the reason of the first condition that does not hold.

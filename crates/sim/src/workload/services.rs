@@ -37,6 +37,7 @@ impl Workload {
             reason: "UserRequest".to_owned(),
             desired_before: before,
             desired_after: after,
+            changed: Vec::new(),
             orphans: Vec::new(),
         }
     }

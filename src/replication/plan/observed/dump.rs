@@ -17,6 +17,7 @@ use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::Labels;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec};
+use rcfarm_api::rc::update::{UpdateChoice, UpdateOrder};
 
 /// Version of the form. A change that an older program would misread raises it.
 const VERSION: u32 = 1;
@@ -60,8 +61,13 @@ fn record(spec: &RcSpec) -> RcRecord {
     }
 }
 
-fn labels(spec: &RcSpec) -> Labels {
+fn labels(spec: &RcSpec, record: &RcRecord) -> Labels {
     let mut labels = Labels::new();
+    if spec.in_order != spec.min_health.is_some() {
+        let order = if spec.in_order { UpdateOrder::InOrder } else { UpdateOrder::AtOnce };
+        let choice = UpdateChoice::new(order, &record.manifest);
+        labels.insert(key::UPDATE_LABEL.to_owned(), choice.to_string());
+    }
     labels.extend(spec.min_health.map(|n| (key::MIN_HEALTH_LABEL.to_owned(), n.to_string())));
     labels.insert(key::PACKING_LABEL.to_owned(), spec.packing.to_string());
     labels
@@ -72,10 +78,11 @@ impl From<ReplicationObserved> for Document {
         let nodes = observed.pods.keys().map(|pod_ref| &pod_ref.node).chain(&*observed.eligible);
         let capacity =
             |node: &NodeName| Some((node.clone(), observed.capacities.get(node)?.clone()));
+        let record = record(&observed.spec);
         Document {
             version: VERSION,
-            record: record(&observed.spec),
-            labels: labels(&observed.spec),
+            labels: labels(&observed.spec, &record),
+            record,
             capacities: nodes.filter_map(capacity).collect(),
             pods: Arc::unwrap_or_clone(observed.pods),
             eligible_nodes: Arc::unwrap_or_clone(observed.eligible),
