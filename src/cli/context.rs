@@ -145,6 +145,21 @@ impl CommandContext {
         tokio::time::sleep(pause).await;
     }
 
+    /// The result of a read, which is repeated while its error may pass, such as during an election of a leader.
+    pub(super) async fn persist<T>(
+        &self,
+        read: impl AsyncFn() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut failures = 0;
+        loop {
+            match read().await {
+                Err(error) if error.is_retryable() => self.pause_after(&error, failures).await,
+                result => return result,
+            }
+            failures += 1;
+        }
+    }
+
     /// Commits a change with its audit record. The record's id makes retries safe: if an earlier attempt was applied,
     /// Consul refuses the later one, because the record exists.
     ///

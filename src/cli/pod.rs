@@ -23,7 +23,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_api::pod_group::pod_ids::without_hash;
-use rcfarm_node::agent::serve::read_token;
+use rcfarm_node::agent::serve::{LOG_OFFSET, read_token};
 use rcfarm_node::http;
 use rcfarm_store::Query;
 
@@ -65,7 +65,14 @@ pub struct PodLogsArgs {
     /// The launchable; needed if there are several
     #[arg(long)]
     pub(super) launchable: Option<String>,
-    /// Also print new output as it is written
+    #[command(flatten)]
+    pub(super) read: LogReadArgs,
+}
+
+/// What to read of a log, of a pod or of a job's members.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LogReadArgs {
+    /// Also print new output as it is written; of a job, also that of pods that start later, until it has ended
     #[arg(short, long)]
     pub(super) follow: bool,
     /// Number of last lines to begin with; 0: the whole log
@@ -276,15 +283,14 @@ fn last_exit(process: &ProcessStatus, now: rcfarm_api::Timestamp) -> Option<Stri
 
 pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow::Result<CliExit> {
     let Row { pod, node, .. } = find(context, &args.which).await?;
-    let PodLogsArgs { launchable, follow, lines, .. } = args;
     let query = LogQuery {
-        launchable: launchable.as_deref(),
-        follow: *follow,
-        lines: *lines,
-        token_file: args.log_token_file.as_deref(),
+        launchable: args.launchable.as_deref(),
+        follow: args.read.follow,
+        start: LogStart::Lines(args.read.lines),
+        token_file: args.read.log_token_file.as_deref(),
     };
-    let mut news = open_log(context, &PodRef { node, pod }, &query).await?;
-    while let Some(chunk) = news.next().await {
+    let mut output = open_log(context, &PodRef { node, pod }, &query).await?.output;
+    while let Some(chunk) = output.next().await {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&chunk.context("the log broke off")?)?;
         stdout.flush()?;
@@ -297,10 +303,50 @@ pub(super) struct LogQuery<'q> {
     /// `None`: the pod's only one.
     pub(super) launchable: Option<&'q str>,
     pub(super) follow: bool,
-    /// Number of last lines to begin with; 0: all.
-    pub(super) lines: usize,
+    pub(super) start: LogStart,
     /// File with the token of agents that serve logs on the network.
     pub(super) token_file: Option<&'q Path>,
+}
+
+/// Where to begin in a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LogStart {
+    /// At the last so many lines; 0: at its beginning.
+    Lines(usize),
+    /// At this byte offset. Agents of older versions begin at the beginning.
+    Offset(u64),
+}
+
+/// A log that an agent sends.
+pub(super) struct OpenLog {
+    /// Byte offset of the first byte of `output`. `None`: the agent is of an older version.
+    pub(super) offset: Option<u64>,
+    pub(super) output: BodyDataStream,
+}
+
+/// Why a log was not opened.
+#[derive(Debug)]
+pub(super) enum LogError {
+    /// The agent has no such log.
+    Absent(anyhow::Error),
+    /// The agent sends too many logs.
+    Busy(anyhow::Error),
+    /// The agent refused or was not reached.
+    Failed(anyhow::Error),
+}
+
+impl From<LogError> for anyhow::Error {
+    fn from(error: LogError) -> anyhow::Error {
+        match error {
+            LogError::Absent(error) | LogError::Busy(error) | LogError::Failed(error) => error,
+        }
+    }
+}
+
+impl From<anyhow::Error> for LogError {
+    fn from(error: anyhow::Error) -> LogError {
+        LogError::Failed(error)
+    }
 }
 
 /// Opens a pod's log at its node's agent.
@@ -308,30 +354,40 @@ pub(super) async fn open_log(
     context: &CommandContext,
     PodRef { node, pod }: &PodRef,
     query: &LogQuery<'_>,
-) -> anyhow::Result<BodyDataStream> {
-    let entry = context.get(&key::node(node)).await?;
+) -> Result<OpenLog, LogError> {
+    let entry = context.get(&key::node(node)).await.map_err(anyhow::Error::from)?;
     let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
-    let mut path =
-        format!("/pods/{pod}/log?node={node}&lines={}&follow={}", query.lines, query.follow);
+    let start = match query.start {
+        LogStart::Lines(lines) => format!("lines={lines}"),
+        LogStart::Offset(offset) => format!("from={offset}"),
+    };
+    let mut path = format!("/pods/{pod}/log?node={node}&{start}&follow={}", query.follow);
     if let Some(launchable) = query.launchable {
         rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
         path.push_str(&format!("&launchable={launchable}"));
     }
     let answer = request(node, &record, &path, query.token_file).await?;
     let status = answer.status();
-    let mut news = answer.into_body().into_data_stream();
-    if !status.is_success() {
-        let mut why = Vec::new();
-        while let Some(Ok(chunk)) = news.next().await {
-            why.extend_from_slice(&chunk);
-        }
-        let hint = match status {
-            StatusCode::UNAUTHORIZED => "give the token with --log-token-file".to_owned(),
-            _ => format!("see what there is: rcfarm pod get {pod} --node {node}"),
-        };
-        return Err(failure(String::from_utf8_lossy(&why).trim().to_owned(), hint));
+    let offset = answer.headers().get(LOG_OFFSET);
+    let offset = offset.and_then(|offset| offset.to_str().ok()?.parse().ok());
+    let mut output = answer.into_body().into_data_stream();
+    if status.is_success() {
+        return Ok(OpenLog { offset, output });
     }
-    Ok(news)
+    let mut why = Vec::new();
+    while let Some(Ok(chunk)) = output.next().await {
+        why.extend_from_slice(&chunk);
+    }
+    let hint = match status {
+        StatusCode::UNAUTHORIZED => "give the token with --log-token-file".to_owned(),
+        _ => format!("see what there is: rcfarm pod get {pod} --node {node}"),
+    };
+    let error = failure(String::from_utf8_lossy(&why).trim(), hint);
+    Err(match status {
+        StatusCode::NOT_FOUND => LogError::Absent(error),
+        StatusCode::SERVICE_UNAVAILABLE => LogError::Busy(error),
+        _ => LogError::Failed(error),
+    })
 }
 
 /// Asks the agent of a node: over its socket if this is its machine, else over the network.
@@ -344,10 +400,14 @@ async fn request(
     let mut hint = format!(
         "run this on {node} as its agent's user, or start the agent with --http and --http-token-file"
     );
+    let silent = |place: &str, error: std::io::Error| {
+        failure(format!("{node} does not answer on {place}: {error}"), "does its agent run?")
+    };
     if let Some(socket) = &record.log_socket {
-        match UnixStream::connect(socket).await {
+        match http::within_limit(UnixStream::connect(socket)).await {
             Ok(stream) => {
-                let answer = http::get(stream, "localhost", path, None).await?;
+                let answer = http::get(stream, "localhost", path, None).await;
+                let answer = answer.map_err(|error| silent(socket, error))?;
                 // Another node's agent has a socket of this name.
                 if answer.status() != StatusCode::MISDIRECTED_REQUEST {
                     return Ok(answer);
@@ -366,10 +426,8 @@ async fn request(
     let token = token_file.map(read_token).transpose();
     let token = token.map_err(|why| failure(why, "name another file with --log-token-file"))?;
     let answer = async {
-        let stream = TcpStream::connect(address).await?;
+        let stream = http::within_limit(TcpStream::connect(address)).await?;
         http::get(stream, address, path, token.as_deref()).await
     };
-    answer.await.map_err(|error| {
-        failure(format!("{node} does not answer on {address}: {error}"), "does its agent run?")
-    })
+    answer.await.map_err(|error| silent(address, error))
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -101,10 +101,13 @@ async fn connection(stream: Box<dyn Connection>, app: Router, limits: HttpLimits
     }
 }
 
+/// Time that a client gives a daemon to accept its connection, and again to send the head of its answer.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 /// Sends `GET path` over a connection. It follows no redirect.
 ///
 /// # Errors
-/// The path or token is none, or the connection broke.
+/// The path or token is none, the connection broke, or the head of the answer took longer than [`ANSWER_LIMIT`].
 pub async fn get(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     host: &str,
@@ -116,11 +119,23 @@ pub async fn get(
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Body::empty()).map_err(io::Error::other)?;
-    let handshake = hyper1::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(io::Error::other)?;
-    tokio::spawn(connection);
-    let answer = sender.send_request(request).await.map_err(io::Error::other)?;
-    Ok(answer.map(Body::new))
+    let answered = within_limit(async {
+        let handshake = hyper1::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(io::Error::other)?;
+        tokio::spawn(connection);
+        sender.send_request(request).await.map_err(io::Error::other)
+    });
+    Ok(answered.await?.map(Body::new))
+}
+
+/// The result of a step of a request; an error of the kind `TimedOut` after [`ANSWER_LIMIT`].
+///
+/// # Errors
+/// That of the step, or that it took too long.
+pub async fn within_limit<T>(step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late =
+        |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {ANSWER_LIMIT:?}"));
+    timeout(ANSWER_LIMIT, step).await.map_err(late)?
 }
 
 #[cfg(test)]
@@ -157,5 +172,12 @@ mod tests {
         }
         shutdown.cancel();
         served.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn server_that_never_answers_is_given_up() {
+        let (client, _server) = tokio::io::duplex(1_024);
+        let error = get(client, "x", "/", None).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 }

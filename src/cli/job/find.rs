@@ -18,7 +18,7 @@ use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::cache::read_once;
-use rcfarm_store::{Entry, Index, Query};
+use rcfarm_store::{Entry, Index, StoreError};
 
 /// A job's record, parsed, with its status.
 pub(super) struct FoundJob {
@@ -51,27 +51,42 @@ impl FoundJob {
 
 /// Finds a job. It must exist.
 pub(super) async fn find(context: &CommandContext, id: &Namespaced) -> anyhow::Result<FoundJob> {
-    let Some(entry) = context.get(&key::job(id)).await? else {
-        return Err(failure(
-            format!("there is no job {id}"),
-            "see which there are: rcfarm job list",
-        ));
-    };
+    look_up(context, id).await?.ok_or_else(|| none(id))
+}
+
+pub(super) fn none(id: &Namespaced) -> anyhow::Error {
+    failure(format!("there is no job {id}"), "see which there are: rcfarm job list")
+}
+
+/// Finds a job. `None`: it does not exist.
+pub(super) async fn look_up(
+    context: &CommandContext,
+    id: &Namespaced,
+) -> Result<Option<FoundJob>, StoreError> {
+    let Some(entry) = context.get(&key::job(id)).await? else { return Ok(None) };
     let status = context.get(&key::job_status(id)).await?;
-    Ok(FoundJob::new(id.clone(), entry, status.as_ref()))
+    Ok(Some(FoundJob::new(id.clone(), entry, status.as_ref())))
 }
 
 /// All jobs, in key order.
-pub(super) async fn all(context: &CommandContext) -> anyhow::Result<Vec<FoundJob>> {
-    let records = context.store.list(&key::jobs(), Query::PLAIN).await?.value;
-    let statuses = context.store.list(&key::job_statuses(), Query::PLAIN).await?.value;
-    let statuses: BTreeMap<Namespaced, Entry> = statuses
-        .into_iter()
+pub(super) async fn all(context: &CommandContext) -> Result<Vec<FoundJob>, StoreError> {
+    let statuses = context.list(&key::job_statuses()).await?;
+    with_statuses(context, &statuses).await
+}
+
+/// All jobs, in key order, with these entries of `job_statuses`.
+pub(super) async fn with_statuses(
+    context: &CommandContext,
+    statuses: &[Entry],
+) -> Result<Vec<FoundJob>, StoreError> {
+    let records = context.list(&key::jobs()).await?;
+    let statuses: BTreeMap<Namespaced, &Entry> = statuses
+        .iter()
         .filter_map(|entry| Some((key::namespaced(&key::job_statuses(), &entry.key)?, entry)))
         .collect();
     let found = records.into_iter().filter_map(|entry| {
         let id = key::namespaced(&key::jobs(), &entry.key)?;
-        let status = statuses.get(&id);
+        let status = statuses.get(&id).copied();
         Some(FoundJob::new(id, entry, status))
     });
     Ok(found.collect())
@@ -88,7 +103,7 @@ pub(super) struct FoundPod {
 pub(super) async fn pods(
     context: &CommandContext,
     id: &Namespaced,
-) -> anyhow::Result<Vec<FoundPod>> {
+) -> Result<Vec<FoundPod>, StoreError> {
     let prefix = key::labels(LabelKind::Pod);
     let labels: PodLabels = read_once(context.store.as_ref(), &prefix).await?;
     let members: Vec<_> = labels.jobs().of(id).collect();

@@ -1,30 +1,23 @@
 //! `rcfarm job logs`: logs of one member of a job, or of all.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::path::PathBuf;
-use std::rc::Rc;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::find::{FoundJob, FoundPod, find, pods};
+use super::follow::follow;
+use super::reading::{ReadEnd, ReadOutcome};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
-use crate::cli::output::Progress;
-use crate::cli::pod::{LogQuery, open_log};
+use crate::cli::pod::{LogError, LogQuery, LogReadArgs, LogStart, OpenLog, open_log};
 use rcfarm_api::ids::{Namespaced, PodRef};
 use rcfarm_api::job::spec::Slot;
-use rcfarm_api::job::status::{JobStatus, MemberFailure};
+use rcfarm_api::job::status::MemberFailure;
+use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_store::time::monotonic;
-
-/// Pause between looks for new pods.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A log without new output for this long after the end of the job is complete. Nodes send new output twice a second.
-const QUIET: Duration = Duration::from_millis(1_500);
 
 #[derive(clap::Args)]
 pub struct JobLogsArgs {
@@ -43,30 +36,23 @@ pub struct JobLogsArgs {
     /// Print the end of the output of the last failed runs, from the job's status; their pods may be gone
     #[arg(short, long, conflicts_with = "follow")]
     pub(super) previous: bool,
-    /// Also print new output as it is written, until the job has ended; waits for pods that have not started
-    #[arg(short, long)]
-    pub(super) follow: bool,
-    /// Number of last lines to begin with; 0: the whole log
-    #[arg(long, default_value_t = 100)]
-    pub(super) lines: usize,
-    /// File with the token of agents that serve logs on the network
-    #[arg(long, env = "RCFARM_LOG_TOKEN_FILE", value_name = "FILE")]
-    pub(super) log_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) read: LogReadArgs,
 }
 
 /// The log of a container of a member.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct MemberLog {
-    slot: Slot,
+pub(super) struct MemberLog {
+    pub(super) slot: Slot,
     /// `None`: its only one.
-    container: Option<String>,
-    place: PodRef,
-    version: u64,
-    attempt: u32,
+    pub(super) container: Option<String>,
+    pub(super) place: PodRef,
+    pub(super) version: u64,
+    pub(super) attempt: u32,
 }
 
 impl MemberLog {
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match &self.container {
             Some(container) => format!("{}/{container}", self.slot),
             None => self.slot.to_string(),
@@ -83,24 +69,55 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
     if args.previous {
         return previous(context, &found, args);
     }
-    if args.follow {
-        follow(context, args).await?;
-        return Ok(CliExit::Ok);
+    if args.read.follow {
+        let followed = follow(context, args).await?;
+        return followed.nothing_read.map_or(Ok(CliExit::Ok), Err);
     }
     let all = member_logs(&found, &pods(context, &args.job).await?, args);
     if all.is_empty() {
         let why = format!("no pod of {} has started: {}", args.job, state(&found));
         return Err(failure(why, "wait for it with --follow"));
     }
-    let is_alone = is_alone(&found, &all, args);
-    for log in &all {
-        let printed = print(context, log, args, is_alone, &Rc::new(Cell::new(monotonic()))).await;
-        match printed {
-            Err(error) if !is_alone => context.note(format!("{}: {error}", log.name())),
-            printed => printed?,
+    let is_alone = is_alone(&found, all.keys(), args);
+    let (mut failures, number) = (Vec::new(), all.len());
+    for log in all.keys() {
+        if let Err(error) = print_log(context, log, args, is_alone).await? {
+            failures.push((log, error));
         }
     }
+    if failures.len() == number {
+        return failures.pop().map_or(Ok(CliExit::Ok), |(_, error)| Err(error));
+    }
+    for (log, error) in failures {
+        context.note(format!("{}: {error}", log.name()));
+    }
     Ok(CliExit::Ok)
+}
+
+/// Prints what a log has now. The inner error is the agent's; the outer one that of standard output.
+async fn print_log(
+    context: &CommandContext,
+    log: &MemberLog,
+    args: &JobLogsArgs,
+    is_alone: bool,
+) -> anyhow::Result<anyhow::Result<()>> {
+    let query = LogQuery {
+        launchable: log.container.as_deref(),
+        follow: false,
+        start: LogStart::Lines(args.read.lines),
+        token_file: args.read.log_token_file.as_deref(),
+    };
+    let prefix = if is_alone { String::new() } else { format!("{} | ", log.name()) };
+    let (never, at) = (std::future::pending(), Cell::new(monotonic()));
+    let mut end = read(context, &log.place, &query, Vec::new(), &prefix, never, &at).await?;
+    if !end.line.is_empty() {
+        end.line.push(b'\n');
+    }
+    print(&prefix, &mut end.line)?;
+    Ok(match end.outcome {
+        ReadOutcome::Complete | ReadOutcome::Stopped => Ok(()),
+        ReadOutcome::Failed(error) => Err(error.into()),
+    })
 }
 
 /// Prints the output of the failures that the job's status has.
@@ -141,17 +158,26 @@ fn is_task(args: &JobLogsArgs, name: &str) -> bool {
 }
 
 /// Whether lines need no prefix: one log is all that the arguments select.
-fn is_alone(found: &FoundJob, all: &[MemberLog], args: &JobLogsArgs) -> bool {
+pub(super) fn is_alone<'l>(
+    found: &FoundJob,
+    all: impl Iterator<Item = &'l MemberLog>,
+    args: &JobLogsArgs,
+) -> bool {
+    let all: Vec<_> = all.collect();
     wanted(found, args).unwrap_or(all.len()) == 1 && all.iter().all(|log| log.container.is_none())
 }
 
-/// Logs of the selected members that a node has reported.
-fn member_logs(found: &FoundJob, pods: &[FoundPod], args: &JobLogsArgs) -> Vec<MemberLog> {
-    let mut all = Vec::new();
+/// Logs of the selected members that a node has reported, with the phases of their pods.
+pub(super) fn member_logs(
+    found: &FoundJob,
+    pods: &[FoundPod],
+    args: &JobLogsArgs,
+) -> BTreeMap<MemberLog, NodePodPhase> {
+    let mut all = BTreeMap::new();
     for pod in pods {
         let slot = &pod.identity.slot;
+        let Some(status) = &pod.status else { continue };
         if pod.identity.uid.0 != found.uid()
-            || pod.status.is_none()
             || !is_task(args, &slot.task)
             || args.index.is_some_and(|index| index != slot.index)
         {
@@ -164,59 +190,83 @@ fn member_logs(found: &FoundJob, pods: &[FoundPod], args: &JobLogsArgs) -> Vec<M
             (None, [] | [_]) => vec![None],
             (None, several) => several.iter().map(|one| Some(one.name.clone())).collect(),
         };
-        all.extend(names.into_iter().map(|container| MemberLog {
-            slot: slot.clone(),
-            container,
-            place: pod.place.clone(),
-            version: pod.identity.version,
-            attempt: pod.identity.attempt,
+        all.extend(names.into_iter().map(|container| {
+            let log = MemberLog {
+                slot: slot.clone(),
+                container,
+                place: pod.place.clone(),
+                version: pod.identity.version,
+                attempt: pod.identity.attempt,
+            };
+            (log, status.phase)
         }));
     }
     all
 }
 
-fn state(found: &FoundJob) -> String {
+pub(super) fn state(found: &FoundJob) -> String {
     let Some(status) = &found.status else { return "no farm has looked at it yet".to_owned() };
     let state = &status.state;
     let message = if state.message.is_empty() { "" } else { ": " };
     format!("{} ({}){message}{}", state.phase, state.reason, state.message)
 }
 
-/// Prints one log. `at`: time of the last output.
-async fn print(
+/// Reads a log, and prints its lines after `prefix`; without a prefix also parts of lines. `line`: the beginning of a
+/// line that an earlier read ended with. `last_output`: time of the last output. The error is that of standard output.
+pub(super) async fn read(
     context: &CommandContext,
-    log: &MemberLog,
-    args: &JobLogsArgs,
-    is_alone: bool,
-    at: &Rc<Cell<Instant>>,
-) -> anyhow::Result<()> {
-    let query = LogQuery {
-        launchable: log.container.as_deref(),
-        follow: args.follow,
-        lines: args.lines,
-        token_file: args.log_token_file.as_deref(),
+    place: &PodRef,
+    query: &LogQuery<'_>,
+    mut line: Vec<u8>,
+    prefix: &str,
+    stop: impl Future<Output = ()>,
+    last_output: &Cell<Instant>,
+) -> anyhow::Result<ReadEnd> {
+    let end = |next, line, outcome| Ok(ReadEnd { next, line, outcome });
+    let OpenLog { offset, mut output } = match open_log(context, place, query).await {
+        Ok(log) => log,
+        Err(error) => return end(None, line, ReadOutcome::Failed(error)),
     };
-    let mut news = open_log(context, &log.place, &query).await?;
-    let prefix = if is_alone { String::new() } else { format!("{} | ", log.name()) };
-    let mut line = Vec::new();
-    while let Some(chunk) = news.next().await {
-        // It breaks off when the node's agent stops.
-        let Ok(chunk) = chunk else { break };
-        at.set(monotonic());
-        for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+    // An agent of an older version names no offset, and understands none: it sends the whole log.
+    let (mut at, mut skipped) = match (offset, query.start) {
+        (Some(offset), _) => (offset, 0),
+        (None, LogStart::Lines(0)) => (0, 0),
+        (None, LogStart::Offset(from)) => (from, from),
+        (None, LogStart::Lines(_)) if !query.follow => (0, 0),
+        (None, LogStart::Lines(_)) => {
+            return end(Some(LogStart::Offset(0)), line, ReadOutcome::Stopped);
+        }
+    };
+    tokio::pin!(stop);
+    let outcome = loop {
+        let chunk = tokio::select! {
+            biased;
+            chunk = output.next() => chunk,
+            () = &mut stop => break ReadOutcome::Stopped,
+        };
+        let chunk = match chunk {
+            None => break ReadOutcome::Complete,
+            Some(Ok(chunk)) => chunk,
+            Some(Err(error)) => {
+                let error = anyhow::Error::new(error).context("the log broke off");
+                break ReadOutcome::Failed(LogError::Failed(error));
+            }
+        };
+        last_output.set(monotonic());
+        let skip = usize::try_from(skipped).unwrap_or(usize::MAX).min(chunk.len());
+        skipped -= skip as u64;
+        at += (chunk.len() - skip) as u64;
+        for piece in chunk[skip..].split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(piece);
-            if is_alone || line.ends_with(b"\n") {
-                write(&prefix, &mut line)?;
+            if prefix.is_empty() || line.ends_with(b"\n") {
+                print(prefix, &mut line)?;
             }
         }
-    }
-    if !line.is_empty() {
-        line.push(b'\n');
-    }
-    write(&prefix, &mut line)
+    };
+    end(Some(LogStart::Offset(at)), line, outcome)
 }
 
-fn write(prefix: &str, line: &mut Vec<u8>) -> anyhow::Result<()> {
+pub(super) fn print(prefix: &str, line: &mut Vec<u8>) -> anyhow::Result<()> {
     if !line.is_empty() {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(prefix.as_bytes())?;
@@ -225,54 +275,4 @@ fn write(prefix: &str, line: &mut Vec<u8>) -> anyhow::Result<()> {
         line.clear();
     }
     Ok(())
-}
-
-/// Prints the logs of all attempts as they are written, until the job has ended or is gone. Returns its last status.
-pub(super) async fn follow(
-    context: &CommandContext,
-    args: &JobLogsArgs,
-) -> anyhow::Result<Option<JobStatus>> {
-    let mut found = find(context, &args.job).await?;
-    let uid = found.uid();
-    let at = Rc::new(Cell::new(monotonic()));
-    let (mut opened, mut open) = (BTreeSet::new(), FuturesUnordered::new());
-    let mut progress = Some(Progress::default());
-    loop {
-        let all = member_logs(&found, &pods(context, &args.job).await?, args);
-        let is_alone = is_alone(&found, &all, args);
-        for log in all {
-            if !opened.insert(log.clone()) {
-                continue;
-            }
-            progress = None;
-            at.set(monotonic());
-            let at = at.clone();
-            open.push(async move {
-                if let Err(error) = print(context, &log, args, is_alone, &at).await {
-                    context.note(format!("{}: {error}", log.name()));
-                }
-            });
-        }
-        if let Some(progress) = &mut progress {
-            progress.say(&state(&found));
-        }
-        let has_ended = found.status.as_ref().is_some_and(|status| status.state.phase.is_final());
-        if has_ended && (open.is_empty() || monotonic() >= at.get() + QUIET) {
-            return Ok(found.status);
-        }
-        let pause = tokio::time::sleep(LOOK_EVERY);
-        tokio::pin!(pause);
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut pause => break,
-                Some(()) = open.next(), if !open.is_empty() => {}
-            }
-        }
-        match find(context, &args.job).await {
-            Ok(again) if again.uid() == uid => found = again,
-            // It was deleted.
-            _ => return Ok(None),
-        }
-    }
 }

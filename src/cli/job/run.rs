@@ -5,9 +5,11 @@
 use serde_json::{Map, Value, json};
 
 use super::apply::create;
-use super::logs::{JobLogsArgs, follow};
+use super::follow::{Followed, follow};
+use super::logs::JobLogsArgs;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
+use crate::cli::pod::LogReadArgs;
 use rcfarm_api::ids::{Namespace, Namespaced, ObjectName};
 use rcfarm_api::job::phase::JobPhase;
 
@@ -25,7 +27,7 @@ pub struct JobRunArgs {
     #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
     within: Namespace,
     /// Number of pods, which start together
-    #[arg(short = 'n', long, default_value_t = 1)]
+    #[arg(short = 'n', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     replicas: u32,
     /// CPUs of each pod, as in 2 or 500m
     #[arg(long)]
@@ -85,11 +87,9 @@ pub(super) async fn run(context: &CommandContext, args: &JobRunArgs) -> anyhow::
         task: None,
         index: None,
         container: None,
-        follow: true,
-        lines: 0,
-        log_token_file: args.log_token_file.clone(),
+        read: LogReadArgs { follow: true, lines: 0, log_token_file: args.log_token_file.clone() },
     };
-    let status = follow(context, &logs).await?;
+    let Followed { status, .. } = follow(context, &logs).await?;
     if let Some(status) = &status {
         context.note(format!("{}: {}", logs.job, super::wait::summary(status)));
     }

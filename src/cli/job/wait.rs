@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::timeout_at;
 
-use super::find::find;
+use super::find::{find, look_up, none};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
@@ -72,7 +72,8 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
     let mut said = "no farm has looked at it yet".to_owned();
     let mut query = Query::PLAIN;
     loop {
-        let Ok(answer) = timeout_at(give_up, context.store.get(&status_key, query)).await else {
+        let read = context.persist(async || context.store.get(&status_key, query).await);
+        let Ok(answer) = timeout_at(give_up, read).await else {
             return Err(failure(
                 format!(
                     "gave up waiting after {}: {said}",
@@ -95,7 +96,9 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
             }
             None => {
                 // The record was deleted, or another job has its name now.
-                if find(context, &args.job).await?.uid() != uid.0 {
+                let again = context.persist(async || look_up(context, &args.job).await).await?;
+                let again = again.ok_or_else(|| none(&args.job))?;
+                if again.uid() != uid.0 {
                     let why = format!("{} was deleted, and another job has its name", args.job);
                     return Err(failure(why, "see it: rcfarm job get"));
                 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::find::{FoundJob, all};
+use super::find::{FoundJob, with_statuses};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use rcfarm_api::ids::Namespaced;
@@ -27,8 +27,8 @@ pub(super) async fn watch(
     let mut is_first = true;
     let mut failures = 0;
     loop {
-        match watch.next().await {
-            Ok(_) => failures = 0,
+        let statuses = match watch.next().await {
+            Ok(answer) => answer.value,
             Err(error @ StoreError::Unreachable { .. }) if is_first => return Err(error.into()),
             Err(error) if error.is_retryable() => {
                 context.pause_after(&error, failures).await;
@@ -36,10 +36,11 @@ pub(super) async fn watch(
                 continue;
             }
             Err(error) => return Err(error.into()),
-        }
-        is_first = false;
+        };
+        (is_first, failures) = (false, 0);
+        let all = context.persist(async || with_statuses(context, &statuses).await).await?;
         let mut gone = std::mem::take(&mut known);
-        for found in all(context).await?.iter().filter(|found| is_wanted(found)) {
+        for found in all.iter().filter(|found| is_wanted(found)) {
             let version = (found.uid(), found.status.as_ref().map(|status| status.revision));
             if gone.remove(&found.id) != Some(version) {
                 print(context, &found.id, found.status.as_ref(), false)?;

@@ -6,6 +6,7 @@ mod capacity;
 mod dev;
 mod doctor;
 mod job;
+mod job_logs;
 mod job_programs;
 mod label;
 mod meet;

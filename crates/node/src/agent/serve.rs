@@ -2,6 +2,9 @@
 //!
 //! The agent serves them on a socket in its data directory, which its user alone may use. On the network they need a
 //! token. A request may name the node that it is meant for, because data directories of machines have equal names.
+//!
+//! The header [`LOG_OFFSET`] of an answer is the byte offset at which it begins. A client that counts the bytes after it
+//! goes on with `from=<offset>` once its connection is lost.
 
 use std::fs;
 use std::io;
@@ -19,6 +22,7 @@ use axum::routing::get;
 use futures_util::stream;
 use serde::Deserialize;
 use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
@@ -29,6 +33,10 @@ use super::state::DataDir;
 use crate::http::{HttpLimits, HttpListener, serve};
 use rcfarm_api::ids::{NodeName, PodId, check_segment};
 
+/// Header of an answer: byte offset in the log at which it begins.
+pub const LOG_OFFSET: &str = "rcfarm-log-offset";
+/// Logs that a server sends at once. The other connections of [`HttpLimits`] are left to `/healthz` and to refusals.
+const LOGS_AT_ONCE: usize = 48;
 /// Interval of reads of a followed log.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest token, in bytes.
@@ -64,8 +72,17 @@ struct LogQuery {
     /// The last lines to return; 0: the whole log.
     #[serde(default)]
     lines: usize,
+    /// Byte offset to begin at, in place of `lines`. A log that is shorter was truncated and is sent whole.
+    from: Option<u64>,
     #[serde(default)]
     follow: bool,
+}
+
+/// State of the routes.
+struct Logs {
+    server: LogServer,
+    /// One permit for each log that may be sent.
+    free: Arc<Semaphore>,
 }
 
 /// Why a log is not served.
@@ -78,7 +95,10 @@ impl LogServer {
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/pods/{pod}/log", get(log))
             .fallback(|| async { (StatusCode::NOT_FOUND, "try /healthz or /pods/<pod>/log\n") })
-            .with_state(Arc::new(self));
+            .with_state(Arc::new(Logs {
+                server: self,
+                free: Arc::new(Semaphore::new(LOGS_AT_ONCE)),
+            }));
         serve(listener, app, HttpLimits::default(), shutdown).await;
     }
 
@@ -121,10 +141,12 @@ impl LogServer {
             },
         };
         let path = home.join(format!("{name}.log"));
-        let (start, end) = tail(&path, query.lines).map_err(|error| {
+        let lines = if query.from.is_some() { 0 } else { query.lines };
+        let (start, end) = tail(&path, lines).map_err(|error| {
             (StatusCode::NOT_FOUND, format!("the log of {pod}/{name} cannot be read: {error}"))
         })?;
-        Ok((path, start, end))
+        let from = query.from.filter(|from| *from <= end);
+        Ok((path, from.unwrap_or(start), end))
     }
 }
 
@@ -186,25 +208,37 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn log(
-    State(server): State<Arc<LogServer>>,
+    State(logs): State<Arc<Logs>>,
     UrlPath(pod): UrlPath<String>,
     Query(query): Query<LogQuery>,
     headers: HeaderMap,
 ) -> Response {
     let follow = query.follow;
+    let free = logs.free.clone();
     let found = blocking(move || {
-        server.permits(&headers)?;
-        server.find(&pod, &query)
+        logs.server.permits(&headers)?;
+        logs.server.find(&pod, &query)
     });
-    match found.await {
-        Ok((path, start, end)) => body(path, start, (!follow).then_some(end)).into_response(),
+    let found = found.await.and_then(|found| match free.try_acquire_owned() {
+        Ok(permit) => Ok((found, permit)),
+        Err(_) => {
+            let why = format!("this agent already sends {LOGS_AT_ONCE} logs");
+            Err((StatusCode::SERVICE_UNAVAILABLE, why))
+        }
+    });
+    match found {
+        Ok(((path, start, end), permit)) => {
+            let body = body(path, start, (!follow).then_some(end), permit);
+            ([(LOG_OFFSET, start.to_string())], body).into_response()
+        }
         Err((status, why)) => (status, format!("{why}\n")).into_response(),
     }
 }
 
-/// A log from `start` to `end`; without an end it is followed until the pod is removed.
-fn body(path: PathBuf, start: u64, end: Option<u64>) -> Body {
-    Body::from_stream(stream::unfold((path, start), move |(path, mut at)| async move {
+/// A log from `start` to `end`; without an end it is followed until the pod is removed. It holds the permit.
+fn body(path: PathBuf, start: u64, end: Option<u64>, permit: OwnedSemaphorePermit) -> Body {
+    let state = (path, start, permit);
+    Body::from_stream(stream::unfold(state, move |(path, mut at, permit)| async move {
         loop {
             if end.is_some_and(|end| at >= end) {
                 return None;
@@ -217,7 +251,9 @@ fn body(path: PathBuf, start: u64, end: Option<u64>) -> Body {
             }
             at = next;
             match (read.is_empty(), end) {
-                (false, _) => return Some((Ok::<_, io::Error>(Bytes::from(read)), (path, at))),
+                (false, _) => {
+                    return Some((Ok::<_, io::Error>(Bytes::from(read)), (path, at, permit)));
+                }
                 // It was truncated meanwhile.
                 (true, Some(_)) => return None,
                 (true, None) => tokio::time::sleep(FOLLOW_INTERVAL).await,
