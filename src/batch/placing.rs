@@ -96,7 +96,7 @@ pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &Schedul
     Gang { name: id.to_string(), packing: by.packing, tasks: tasks.collect() }
 }
 
-/// Placement from the scheduler's answer: nodes for the first members of each task.
+/// Placement from the scheduler's answer: nodes for the first members of each task that have not ended.
 #[must_use]
 pub fn placement(
     spec: &PodGroupSpec,
@@ -104,15 +104,14 @@ pub fn placement(
     state: PlacementState,
 ) -> GroupPlacement {
     let nodes = |task: &TaskSpec| {
-        let given = answer.tasks.get(&task.name).map_or(&[][..], Vec::as_slice);
-        let mut nodes: Vec<Option<NodeName>> = given.iter().cloned().map(Some).collect();
-        nodes.resize(task.replicas as usize, None);
-        (task.name.clone(), nodes)
+        let mut given = answer.tasks.get(&task.name).into_iter().flatten();
+        let node = |n| if spec.is_ended(&task.name, n) { None } else { given.next().cloned() };
+        (task.name.clone(), (0..task.replicas).map(node).collect())
     };
     let asks = spec.tasks.iter().map(|task| (task.name.clone(), task.resources.clone())).collect();
     let members = spec.tasks.iter().map(nodes).collect();
-    let (ports, pod_ids) = (BTreeMap::new(), spec.pod_ids);
-    GroupPlacement { state, members, asks, pod_ids, ports, then: None }
+    let (ports, ended, pod_ids) = (BTreeMap::new(), BTreeMap::new(), spec.pod_ids);
+    GroupPlacement { state, members, asks, pod_ids, ports, ended, then: None }
 }
 
 /// Placed members.
@@ -126,21 +125,32 @@ pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
     placement.placed().filter_map(member).collect()
 }
 
-/// Adapts a placement to the record's replicas. Also returns the members that lose their node.
+/// Adapts a placement to the record: its replicas, and members that have ended. Also returns the members that lose their
+/// node.
 #[must_use]
 pub fn fitted(
     id: &GroupId,
     spec: &PodGroupSpec,
     old: &GroupPlacement,
 ) -> (GroupPlacement, Vec<GroupMember>) {
-    let (members_of_none, asks) = (BTreeMap::new(), BTreeMap::new());
-    let mut kept = GroupPlacement { members: members_of_none, asks, ..old.clone() };
+    let (nodes, asks, ended) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut kept = GroupPlacement { members: nodes, asks, ended, ..old.clone() };
     let mut lost = old.clone();
     for task in &spec.tasks {
         let mut nodes = old.members.get(&task.name).cloned().unwrap_or_default();
+        let mut ended = old.ended.get(&task.name).cloned().unwrap_or_default();
         nodes.resize(task.replicas as usize, None);
-        for slot in lost.members.get_mut(&task.name).into_iter().flatten().take(nodes.len()) {
-            *slot = None;
+        ended.resize(task.replicas as usize, None);
+        for ((n, node), left) in (0..).zip(&mut nodes).zip(&mut ended) {
+            *left = match spec.is_ended(&task.name, n) {
+                true => node.take().or(left.take()),
+                false => None,
+            };
+        }
+        let were = lost.members.get_mut(&task.name).into_iter().flatten();
+        were.zip(&nodes).filter(|(_, node)| node.is_some()).for_each(|(slot, _)| *slot = None);
+        if ended.iter().any(Option::is_some) {
+            kept.ended.insert(task.name.clone(), ended);
         }
         kept.members.insert(task.name.clone(), nodes);
         let asks = old.asks.get(&task.name).unwrap_or(&task.resources).clone();

@@ -155,7 +155,9 @@ enum Message {
 /// Selector and resources of a waiting group with a single pod; `None`: another group.
 fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c ResourceList)> {
     match &c.record.spec.tasks[..] {
-        [task] if task.replicas == 1 && !c.admitted => Some((&task.node_selector, &task.resources)),
+        [task] if task.replicas == 1 && !c.admitted && c.record.spec.ended.is_empty() => {
+            Some((&task.node_selector, &task.resources))
+        }
         _ => None,
     }
 }
@@ -258,7 +260,7 @@ impl<'a> Pass<'a, '_> {
                 at += 1;
                 continue;
             }
-            let asked = self.asked(candidate, &candidate.record.spec.all());
+            let asked = self.asked(candidate, &candidate.record.spec.all_to_place());
             let run = match self.is_hopeless(candidate, &asked) {
                 true => 1,
                 false => self.run(&candidates[at..]),
@@ -362,8 +364,9 @@ impl<'a> Pass<'a, '_> {
     fn admit_one(&mut self, c: &Candidate<'a>, all: Asked) -> usize {
         let spec = &c.record.spec;
         let mut found = self.find(c, all);
-        if found.is_err() && spec.min_member.is_some() && spec.least() != spec.all() {
-            found = self.find(c, self.asked(c, &spec.least()));
+        let least = spec.least_to_place();
+        if found.is_err() && spec.min_member.is_some() && least != spec.all_to_place() {
+            found = self.find(c, self.asked(c, &least));
         }
         match found {
             Ok(answer) => self.bind(c, &answer),

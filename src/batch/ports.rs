@@ -122,6 +122,7 @@ mod tests {
             asks: BTreeMap::new(),
             pod_ids: Default::default(),
             ports: BTreeMap::new(),
+            ended: BTreeMap::new(),
             then: None,
         };
         (spec, place)

@@ -1,6 +1,6 @@
 //! Assigns pods to members of a job: one pod per member, the rest is surplus. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure, total};
 use super::pod_status::PodFailure;
@@ -207,6 +207,31 @@ fn effective(job: &JobSpec, task: &JobTask, pod: &MemberPod) -> PodPhase {
             AfterFailure::Restart { .. }
         );
     if again { PodPhase::Pending } else { pod.phase }
+}
+
+/// Members that have ended and do not start again by themselves. One whose failure no policy has answered yet may.
+#[must_use]
+pub fn ended(
+    job: &JobSpec,
+    status: &JobStatus,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> BTreeSet<Slot> {
+    let phase = status.state.phase;
+    let goes_on = phase.starts_members() || phase == JobPhase::Restarting;
+    let is_handled = |slot: &Slot, pod: &MemberPod| {
+        let memory = status.tasks.get(&slot.task);
+        pod.phase != PodPhase::Failed
+            || !phase.starts_members()
+            || memory.is_some_and(|memory| memory.handled.contains(slot.index))
+    };
+    let has_ended = |(slot, pod): &(&Slot, &&MemberPod)| {
+        let phase = match job.task(&slot.task) {
+            Some(task) if goes_on => effective(job, task, pod),
+            _ => pod.phase,
+        };
+        phase.has_ended() && is_handled(slot, pod)
+    };
+    members.iter().filter(has_ended).map(|(slot, _)| slot.clone()).collect()
 }
 
 /// Whether a task's dependencies have enough ready members (`volcano.md` §2.1). Succeeded members count.

@@ -10,8 +10,8 @@ use super::adoption::{AdoptionVerdict, Reference, verdict};
 use super::frameworks::{self, Counts, FrameworkOutcome, total};
 use super::machine::{JobFacts, JobRequest, RetryBudget, Stop, step};
 use super::members::{
-    FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, failures,
-    publish, remember, sort,
+    FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, ended,
+    failures, publish, remember, sort,
 };
 use super::triggers::{self, Trigger};
 use super::{batched_start, gang, transition, waiting};
@@ -34,6 +34,8 @@ pub struct ObservedGroup {
     pub round: u64,
     /// Nodes by member, once members may start.
     pub places: Option<BTreeMap<Slot, NodeName>>,
+    /// Nodes that members had when they ended: nothing is allocated to them any more.
+    pub ended: BTreeMap<Slot, NodeName>,
     /// How the pods of this placement are named.
     pub pod_ids: PodIdFormat,
     /// Whether it lost members and cannot place them.
@@ -120,6 +122,8 @@ pub struct JobPlan {
     pub adopt: Vec<Create>,
     /// Whether to release pods that carry other labels by now.
     pub release: bool,
+    /// Members that have ended and do not start again: they need no node.
+    pub ended: BTreeSet<Slot>,
     /// Change of the PodGroup.
     pub group: GroupStep,
     /// Command to delete as executed.
@@ -154,6 +158,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
         collect_orphans: seen.orphans > 0,
         adopt: Vec::new(),
         release: false,
+        ended: BTreeSet::new(),
         // The group of an older job keeps its allocations: pods of that job may still run there.
         group: if seen.group.is_foreign { GroupStep::Leave } else { GroupStep::Keep },
         consume: None,
@@ -196,6 +201,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     members.retain(|slot, _| !gone.contains(slot));
     adopt(seen, &mut plan);
     start(seen, &mut plan, &members);
+    plan.ended = ended(seen.job, &plan.status, &members);
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
     gang::place_again(seen, &mut plan, &members);

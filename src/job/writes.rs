@@ -8,7 +8,6 @@ use super::members::MemberPod;
 use super::plan::{Create, JobPlan};
 use super::pods::Pods;
 use crate::cluster::job_pods::{Mismatched, Unowned};
-use rcfarm_api::ResourceList;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, QueueName};
 use rcfarm_api::job::identity::{JOB_NAME, JOB_NAMESPACE, TASK, TASK_INDEX, VERSION};
@@ -19,6 +18,7 @@ use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use rcfarm_api::labels::{Labels, encode_labels};
 use rcfarm_api::pod_group::pod_ids::{PodIdFormat, without_hash};
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::{ResourceList, Slots};
 use rcfarm_store::{Index, Op};
 
 const QUEUE: &str = "volcano.sh/queue-name";
@@ -152,9 +152,9 @@ pub fn remove_unlabelled_ops(place: &PodRef, intent: Index) -> [Op; 2] {
     ]
 }
 
-/// PodGroup that a job wants, with counts of its members. `placed`: number of members with a node; members without a
-/// pod keep their node; `moves`: those that shall leave it. `pods`: surplus members keep their nodes until their pods are gone. `before`: the job's PodGroup
-/// as it stands.
+/// PodGroup that a job wants, with counts of its members. `placed`: number of members that have a node or have ended;
+/// members without a pod keep their node; `moves`: those that shall leave it. `pods`: surplus members keep their nodes
+/// until their pods are gone. `before`: the job's PodGroup as it stands.
 #[must_use]
 pub fn group_of(
     id: &Namespaced,
@@ -199,6 +199,7 @@ pub fn group_of(
         }),
         round: plan.status.round,
         moves,
+        ended: ended_by_task(job, plan),
         schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),
         ..PodGroupSpec::default()
     };
@@ -218,6 +219,17 @@ pub fn group_of(
         releasing: terminating,
     };
     PodGroupRecord { members, ..PodGroupRecord::new(spec) }
+}
+
+/// Members that need no node any more, by the group's name of their task.
+fn ended_by_task(job: &JobSpec, plan: &JobPlan) -> BTreeMap<String, Slots> {
+    let mut ended: BTreeMap<String, Slots> = BTreeMap::new();
+    for slot in &plan.ended {
+        if let Some(task) = job.task(&slot.task) {
+            ended.entry(task.lower_name()).or_default().insert(slot.index);
+        }
+    }
+    ended
 }
 
 /// Format of a new PodGroup. If the group of running pods was deleted, the format of these pods: their ids stay.

@@ -29,6 +29,7 @@ pub mod queue;
 pub mod rc;
 pub mod resource_list;
 pub mod scheduler;
+mod slots;
 mod stored;
 mod text;
 
@@ -38,4 +39,5 @@ pub use hash::{Fnv1a, content_hash};
 pub use index::Index;
 pub use jiff::Timestamp;
 pub use resource_list::ResourceList;
+pub use slots::Slots;
 pub use stored::Stored;

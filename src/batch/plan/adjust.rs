@@ -164,7 +164,8 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Adapts the placement to a changed record: surplus members are released, new ones have no node yet.
+    /// Adapts the placement to a changed record: surplus members and those that have ended are released, new ones have no
+    /// node yet.
     pub(super) fn adjust(
         &mut self,
         id: &GroupId,
@@ -204,7 +205,7 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// The placement for the record's replicas, and the members that lose their node. Surplus members that one change
+    /// The placement for the record, and the members that lose their node. Surplus and ended members that one change
     /// cannot release keep their nodes until the next pass.
     fn fit_to_record(
         &mut self,
@@ -213,24 +214,32 @@ impl Pass<'_, '_> {
         place: &GroupPlacement,
     ) -> (GroupPlacement, Vec<GroupMember>) {
         let (kept, lost) = fitted(id, spec, place);
+        if self.too_large(&kept).is_some() {
+            // Runs of members on one node are broken up by those that have ended: they keep their resources.
+            return (place.clone(), Vec::new());
+        }
         let bounds = self.bounds_beside(place);
         let first =
             parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
         let Some(part) = first.filter(|part| part.len() < lost.len()) else { return (kept, lost) };
-        let mut kept = place.clone();
+        let mut now = place.clone();
         let gone = |task: &str, n: usize| {
             let pod = u32::try_from(n).ok().and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
             part.iter().any(|member| Some(&member.pod) == pod.as_ref())
         };
-        for (task, nodes) in &mut kept.members {
-            nodes
-                .iter_mut()
-                .enumerate()
-                .filter(|(n, _)| gone(task, *n))
-                .for_each(|(_, slot)| *slot = None);
+        for (task, nodes) in &mut now.members {
+            let ended = kept.ended.get(task);
+            for (n, slot) in nodes.iter_mut().enumerate().filter(|(n, _)| gone(task, *n)) {
+                *slot = None;
+                if let Some(node) = ended.and_then(|ended| ended.get(n)?.clone()) {
+                    let ended = now.ended.entry(task.clone()).or_default();
+                    ended.resize(ended.len().max(n + 1), None);
+                    ended[n] = Some(node);
+                }
+            }
         }
-        kept.drop_unplaced_ports();
+        now.drop_unplaced_ports();
         self.plan.more = true;
-        (kept, part)
+        (now, part)
     }
 }

@@ -1,19 +1,29 @@
-//! Members of elastic groups beyond their minimum.
+//! Members without a node of groups that are placed: those of elastic groups beyond their minimum, and those that had
+//! ended and start again.
 
 use super::Pass;
 use crate::batch::placing::{GroupMember, PlacementChange, VersionedStatus, gang, members};
 use crate::batch::ports;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
-use rcfarm_api::pod_group::status::PlacementState;
+use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState};
+
+/// Number of members of a task that need a node and have none.
+fn open(spec: &PodGroupSpec, place: &GroupPlacement, task: &str) -> usize {
+    let slots = (0..).zip(place.members.get(task).into_iter().flatten());
+    slots.filter(|(n, slot)| slot.is_none() && !spec.is_ended(task, *n)).count()
+}
 
 impl<'a> Pass<'a, '_> {
-    /// Places missing members of elastic groups, within capability and capacity.
+    /// Places missing members of placed groups, within capability and capacity.
     pub(super) fn grow_all(&mut self) {
         for (id, known) in self.seen.statuses {
-            let lacks = |p: &rcfarm_api::pod_group::status::GroupPlacement| {
+            let record = || self.seen.groups.get(id).and_then(|g| g.value.as_ref().ok());
+            let lacks = |p: &GroupPlacement| {
                 p.state == PlacementState::Bound
-                    && p.members.values().flatten().any(Option::is_none)
+                    && record().is_some_and(|record| {
+                        p.members.keys().any(|task| open(&record.spec, p, task) > 0)
+                    })
             };
             let changed = || self.plan.changes.iter().any(|change| change.id == *id);
             if known.value.placement.as_ref().is_some_and(lacks)
@@ -45,9 +55,7 @@ impl<'a> Pass<'a, '_> {
             task.resources = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }
         for task in &spec.tasks {
-            let Some(slots) = old.members.get(&task.name) else { continue };
-            let most = self.bounds_beside(old).nodes;
-            let open = slots.iter().filter(|slot| slot.is_none()).count().min(most);
+            let open = open(&spec, old, &task.name).min(self.bounds_beside(old).nodes);
             let each = task.resources.of_pods(1);
             let (mut usage, mut most) = (self.plan.usage.clone(), 0);
             while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {
@@ -86,10 +94,9 @@ impl<'a> Pass<'a, '_> {
         };
         let before: Vec<GroupMember> = members(id, place);
         let mut nodes = nodes.into_iter();
-        for slot in place.members.get_mut(task).into_iter().flatten().filter(|slot| slot.is_none())
-        {
-            *slot = nodes.next();
-        }
+        let slots = (0..).zip(place.members.get_mut(task).into_iter().flatten());
+        let open = slots.filter(|(n, slot)| slot.is_none() && !spec.is_ended(task, *n));
+        open.for_each(|(_, slot)| *slot = nodes.next());
         // Members that get no port have no node; they are placed later.
         let _ = ports::assign(self.memory.index.node_capacities(), spec, place);
         let mut allocate = members(id, place);

@@ -15,7 +15,7 @@ use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
-    PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
+    GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
 
 /// Whether members have no pod: their nodes may go down.
@@ -461,9 +461,20 @@ impl<'a> Pass<'a, '_> {
             return MemberState::TooFew;
         }
         let least: u32 = record.spec.least().values().sum();
-        let placed: u32 = status.placement.as_ref().map_or(0, |p| p.counts().values().sum());
+        let of = |place: &GroupPlacement| {
+            let ended = u32::try_from(place.ended().count()).unwrap_or(u32::MAX);
+            place.counts().values().sum::<u32>().saturating_add(ended)
+        };
+        let placed = status.placement.as_ref().map_or(0, of);
         let partially_placed = placed < least && record.members.pending > 0;
-        MemberState::of(&record.members, least, partially_placed)
+        let MemberCounts { succeeded, failed, .. } = record.members;
+        match MemberState::of(&record.members, least, partially_placed) {
+            // Others have a node and are about to start.
+            MemberState::AllEnded if placed > succeeded.saturating_add(failed) => {
+                MemberState::Enough
+            }
+            state => state,
+        }
     }
 
     /// Releases the placement and sets `phase`, if the group's record is unchanged: its owner may be starting pods. A

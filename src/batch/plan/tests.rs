@@ -1,5 +1,6 @@
 //! Passes over small clusters, by example.
 
+mod ended;
 mod large;
 mod properties;
 mod waiting;

@@ -64,7 +64,7 @@ impl JobController {
         input: &JobView,
         mut rest: VecDeque<Create>,
     ) -> Vec<(Vec<Made>, Answer)> {
-        let bound = self.bound_nodes(input);
+        let bound = self.peer_nodes(input);
         let address = |node: &_| self.caches.address(node);
         let job = &input.record.read.spec;
         let pod_ids = input.group.pod_ids;

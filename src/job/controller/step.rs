@@ -1,6 +1,6 @@
 //! Builds the transaction of a plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BASE_OPS, FIXED_OPS, JobController, JobView, POD_OPS};
 use crate::cluster::nodes::NodeReadiness;
@@ -54,7 +54,7 @@ impl JobController {
         let job = &input.record.read.spec;
         let address = |node: &NodeName| self.caches.address(node);
         // Includes nodes that are down, so that port offsets of other members stay the same.
-        let bound = self.bound_nodes(input);
+        let bound = self.peer_nodes(input);
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
         let (places, ports) = (&bound, &self.given_ports(input));
@@ -122,7 +122,15 @@ impl JobController {
             GroupStep::Delete | GroupStep::Leave => None,
             GroupStep::Keep => {
                 let before = current.as_ref().filter(|_| input.group.exists).map(|c| &c.spec);
-                let placed = input.group.places.as_ref().map_or(0, BTreeMap::len);
+                let placed: BTreeSet<&Slot> = input
+                    .group
+                    .places
+                    .iter()
+                    .flatten()
+                    .map(|(s, _)| s)
+                    .chain(&plan.ended)
+                    .collect();
+                let placed = placed.len();
                 let (job, uid, pods) = (&input.record.read.spec, input.uid, &input.pods);
                 let moves = self.moves(input, plan);
                 let mut wanted =
@@ -190,6 +198,16 @@ impl JobController {
             .filter(|_| input.group.places.is_some());
         let node_of = |task: &str, n| status?.node_of(task, n).cloned();
         writes::places(&input.record.read.spec, node_of, |_| false)
+    }
+
+    /// Nodes of all members, once they may start. Members that have ended stay in the lists that others are given.
+    pub(super) fn peer_nodes(&self, input: &JobView) -> BTreeMap<Slot, NodeName> {
+        let mut nodes = self.bound_nodes(input);
+        let ended = input.pods.own.iter().filter(|pod| pod.phase.has_ended() && !pod.lost);
+        for pod in ended.filter(|_| input.group.places.is_some()) {
+            nodes.entry(pod.slot.clone()).or_insert_with(|| pod.place.node.clone());
+        }
+        nodes
     }
 
     /// Members without a pod that shall leave their node, by task and index: the node drains, or their last try failed

@@ -18,7 +18,7 @@ use crate::job::waiting::why_waits;
 use crate::job::{document, writes};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::spec::{JobUid, Slot};
-use rcfarm_api::pod_group::status::PodGroupPhase;
+use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase};
 use rcfarm_api::{FieldError, key};
 use rcfarm_store::{Index, Key, Query, StoreError, offload};
 
@@ -138,7 +138,7 @@ impl JobController {
                 let memory = status.tasks.get(&slot.task);
                 memory.is_some_and(|memory| memory.started.contains(slot.index))
             };
-            for (slot, node) in group.places.iter().flatten() {
+            for (slot, node) in group.places.iter().flatten().chain(&group.ended) {
                 if started(slot)
                     && !there.contains(slot)
                     && let Ok(pod) = slot.pod_id(&self.id, group.pod_ids)
@@ -210,11 +210,17 @@ impl JobController {
             places.retain(|slot, node| !is_drained(slot, node));
             places
         });
+        let ended = status.placement.iter().flat_map(GroupPlacement::ended);
+        let ended = ended.filter_map(|(task, index, node)| {
+            let task = read.spec.tasks.iter().find(|one| one.lower_name() == task)?;
+            Some((Slot::new(&task.name, index), node.clone()))
+        });
         Ok(ObservedGroup {
             exists: true,
             is_foreign: false,
             round: record.spec.round,
             places,
+            ended: ended.collect(),
             pod_ids: status.placement.as_ref().map(|p| p.pod_ids).unwrap_or_default(),
             unknown: status.phase == PodGroupPhase::Unknown,
             is_over: status.phase == PodGroupPhase::Completed,

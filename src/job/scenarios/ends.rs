@@ -112,3 +112,44 @@ fn dependency_without_min_available_needs_all_replicas() {
         assert_eq!(life.slots().len(), 5);
     }
 }
+
+fn ended(life: &Scenario) -> Vec<String> {
+    life.ended.iter().map(ToString::to_string).collect()
+}
+
+/// What has ended and does not start again gives back its resources, whatever the rest does.
+#[test]
+fn ended_members_are_listed_until_they_start_again() {
+    let mut life = volcano(&[task("a", 2), task("b", 1)], json!({}));
+    life.run();
+    assert!(ended(&life).is_empty());
+    life.end("a", 1, 0);
+    life.end("b", 0, 1);
+    assert_eq!(
+        (life.status.state.phase, ended(&life)),
+        (JobPhase::Running, vec!["a-1".into(), "b-0".into()])
+    );
+    life.command(CommandAction::RestartPod, Some("a"), Some(1));
+    assert_eq!(ended(&life), ["b-0"]);
+    // What runs on in a finished job keeps its own.
+    let mut tf = tf(&[("Worker", 1, "Never"), ("PS", 1, "Never")], json!({}));
+    tf.run();
+    assert_eq!(tf.end("Worker", 0, 0), JobPhase::Completed);
+    assert_eq!((tf.step, ended(&tf)), (GroupStep::Keep, vec!["worker-0".to_owned()]));
+}
+
+/// It would give up a place that it needs at once.
+#[test]
+fn failed_member_that_is_tried_again_is_not_listed() {
+    let mut life = tf(&[("Worker", 2, "ExitCode")], json!({}));
+    life.run();
+    let worker = life.pod("Worker", 0);
+    (worker.phase, worker.exit_code) = (PodPhase::Failed, Some(130));
+    life.look();
+    assert!(ended(&life).is_empty());
+    let mut life = volcano(&[task("a", 2)], policy("PodFailed", "RestartJob"));
+    life.run();
+    life.pod("a", 0).phase = PodPhase::Failed;
+    life.look();
+    assert!(ended(&life).is_empty());
+}

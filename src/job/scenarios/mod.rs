@@ -52,6 +52,8 @@ struct Scenario {
     missed: usize,
     /// Group step of the last plan.
     step: GroupStep,
+    /// Members that need no node any more, by the last plan.
+    ended: BTreeSet<Slot>,
     /// Whether pods of an older job of the name still run.
     older: bool,
     /// A member without a node.
@@ -81,6 +83,7 @@ impl Scenario {
             room: 100,
             missed: usize::MAX,
             step: GroupStep::Keep,
+            ended: BTreeSet::new(),
             older: false,
             homeless: None,
             given_at: Index(9),
@@ -144,8 +147,10 @@ impl Scenario {
         assert!(plan.create.len() <= first || plan.remove.is_empty());
         assert!(plan.remove.len() <= self.room);
         self.step = plan.group;
+        self.ended.clone_from(&plan.ended);
         if plan.group == GroupStep::Keep {
-            let places = self.group.places.as_ref().map_or(0, BTreeMap::len);
+            let places = self.group.places.iter().flatten().map(|(slot, _)| slot);
+            let places = places.chain(&plan.ended).collect::<BTreeSet<_>>().len();
             let pods = Pods { own: self.pods.clone(), leaving, ..Pods::default() };
             let uid = JobUid(Index(7));
             let group =

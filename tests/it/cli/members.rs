@@ -232,3 +232,53 @@ async fn drain_moves_members_of_jobs() {
     .await;
     assert_eq!(dev.status("two").await["retryCount"], 0);
 }
+
+/// Pods that have ended use nothing, also while others of their job run, or once it is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ended_members_give_back_what_they_had() {
+    let dev = DevJobs::start(&["--nodes", "1", "--capacity", "cpu=2"]).await;
+    let replica = |command: Value| {
+        let resources = json!({"requests": {"cpu": 1}});
+        let container = json!({"name": "tensorflow", "command": command, "resources": resources});
+        json!({"replicas": 1, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}})
+    };
+    let servers =
+        json!({"Worker": replica(json!(["true"])), "PS": replica(json!(["sleep", "600"]))});
+    let spec = json!({"tfReplicaSpecs": servers, "runPolicy": {"cleanPodPolicy": "None"}});
+    dev.apply(&json!({"apiVersion": "kubeflow.org/v1", "kind": "TFJob",
+        "metadata": {"name": "servers"}, "spec": spec}))
+        .await;
+    assert_eq!(dev.wait("servers").await.code, 0);
+    let one = |name: &str, command: Value| {
+        let container = json!({"command": command, "resources": {"requests": {"cpu": 1}}});
+        job(name, container, "Never", json!({}))
+    };
+    // Its parameter server runs on, its worker has ended.
+    dev.apply(&one("next", json!(["sleep", "600"]))).await;
+    let waited = dev.run(&["job", "wait", "next", "--for", "running"]);
+    let waited = tokio::time::timeout(PATIENCE, waited).await;
+    assert!(waited.is_ok(), "{:?}", dev.run(&["job", "explain", "next"]).await);
+    let queue = dev.run(&["queue", "get", "default", "-o", "json"]).await.json();
+    assert_eq!(queue["status"]["allocated"], json!({"cpu": "2", "pods": 2}), "{queue:#}");
+
+    // One that is to run again waits for a place.
+    dev.run(&["job", "delete", "servers"]).await.ok();
+    let mut pair = one("pair", json!(["sh", "-c", "test $VC_TASK_INDEX = 0 || sleep 600"]));
+    pair["spec"]["plugins"] = json!({"env": []});
+    pair["spec"]["tasks"][0]["replicas"] = json!(2);
+    dev.run(&["job", "delete", "next"]).await.ok();
+    dev.apply(&pair).await;
+    let succeeded = async |count: u32| dev.status("pair").await["succeeded"] == count;
+    until("one has ended", async || succeeded(1).await).await;
+    dev.apply(&one("other", json!(["sleep", "600"]))).await;
+    dev.run(&["job", "wait", "other", "--for", "running"]).await.ok();
+    dev.run(&["job", "restart-pod", "pair", "a", "0"]).await.ok();
+    until("it has no place", async || succeeded(0).await).await;
+    let allocated = async || {
+        let queue = dev.run(&["queue", "get", "default", "-o", "json"]).await.json();
+        queue["status"]["allocated"].clone()
+    };
+    assert_eq!(allocated().await, json!({"cpu": "2", "pods": 2}));
+    dev.run(&["job", "delete", "other"]).await.ok();
+    until("it has run again", async || succeeded(1).await).await;
+}

@@ -90,6 +90,7 @@ mod tests {
             then: None,
             pod_ids: Default::default(),
             ports: [].into(),
+            ended: [].into(),
         };
         PodGroupStatus { placement: Some(placement), ..PodGroupStatus::default() }
     }

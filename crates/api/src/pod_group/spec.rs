@@ -14,7 +14,7 @@ use super::pod_ids::PodIdFormat;
 use crate::ids::{DEFAULT_QUEUE, Namespaced, NodeName, QueueName};
 use crate::labels::{Selector, SelectorError};
 use crate::resource_list::{PODS, ResourceList};
-use crate::{FieldError, Stored};
+use crate::{FieldError, Slots, Stored};
 
 /// Larger groups are rejected as typing errors.
 pub const MOST_MEMBERS: u64 = 100_000;
@@ -74,6 +74,10 @@ pub struct PodGroupSpec {
     /// there unless another one has room.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub moves: BTreeMap<String, BTreeMap<u32, NodeName>>,
+    /// Members whose processes have all ended and that do not start again, by task: they need no node, and what they
+    /// had is released. A member that is to start again is taken off this list, and gets a node as a new one does.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ended: BTreeMap<String, Slots>,
     /// Why it must not be admitted now; an admitted one releases its placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
@@ -105,6 +109,7 @@ impl Default for PodGroupSpec {
             round: 0,
             schedule_timeout_seconds: None,
             moves: BTreeMap::new(),
+            ended: BTreeMap::new(),
             hold: None,
             other: Map::new(),
         }
@@ -224,6 +229,39 @@ impl PodGroupSpec {
             missing -= more;
         }
         least
+    }
+
+    /// Whether a member has ended and does not start again.
+    #[must_use]
+    pub fn is_ended(&self, task: &str, index: u32) -> bool {
+        self.ended.get(task).is_some_and(|ended| ended.contains(index))
+    }
+
+    /// Members that need a node: all that have not ended.
+    #[must_use]
+    pub fn all_to_place(&self) -> Counts<'_> {
+        self.without_ended(self.all())
+    }
+
+    /// Fewest members that need a node for the group to start. At least one, if any has not ended.
+    #[must_use]
+    pub fn least_to_place(&self) -> Counts<'_> {
+        let mut least = self.without_ended(self.least());
+        if least.values().all(|count| *count == 0)
+            && let Some((task, _)) = self.all_to_place().into_iter().find(|(_, count)| *count > 0)
+            && !self.ended.is_empty()
+        {
+            least.insert(task, 1);
+        }
+        least
+    }
+
+    fn without_ended<'s>(&'s self, mut counts: Counts<'s>) -> Counts<'s> {
+        for (task, count) in &mut counts {
+            let ended = self.ended.get(*task).map_or(0, Slots::len);
+            *count = count.saturating_sub(u32::try_from(ended).unwrap_or(u32::MAX));
+        }
+        counts
     }
 
     /// Charge of these members.

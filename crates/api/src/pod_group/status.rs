@@ -49,6 +49,9 @@ pub struct GroupPlacement {
     /// Ports of members on nodes that give some, by task and index. They end with the last member that has one.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ports: BTreeMap<String, Vec<Option<u16>>>,
+    /// Nodes of members that have ended, by task and index: nothing is allocated to these members any more.
+    #[serde(default, with = "runs", skip_serializing_if = "BTreeMap::is_empty")]
+    pub ended: BTreeMap<String, Vec<Option<NodeName>>>,
     /// While it is being released: the group's phase after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<PodGroupPhase>,
@@ -59,7 +62,7 @@ impl GroupPlacement {
     #[must_use]
     pub fn plain_bytes(&self) -> usize {
         let ports = self.ports.iter().map(|(task, ports)| task.len() + 8 + 6 * ports.len());
-        runs::plain_bytes(&self.members) + ports.sum::<usize>()
+        runs::plain_bytes(&self.members) + runs::plain_bytes(&self.ended) + ports.sum::<usize>()
     }
 
     /// Port of a member; `None`: it has none.
@@ -76,16 +79,18 @@ impl GroupPlacement {
         ports[index] = Some(port);
     }
 
-    /// Takes the ports of members without a node.
+    /// Takes the ports of members without a node. Those of ended members stay for the others' lists of members, and
+    /// may be given to other pods.
     pub fn drop_unplaced_ports(&mut self) {
         for (task, ports) in &mut self.ports {
             let nodes = self.members.get(task).map_or(&[][..], Vec::as_slice);
+            let ended = self.ended.get(task).map_or(&[][..], Vec::as_slice);
             ports.truncate(nodes.len());
-            ports
-                .iter_mut()
-                .zip(nodes)
-                .filter(|(_, node)| node.is_none())
-                .for_each(|(p, _)| *p = None);
+            for ((n, port), node) in ports.iter_mut().enumerate().zip(nodes) {
+                if node.is_none() && ended.get(n).is_none_or(Option::is_none) {
+                    *port = None;
+                }
+            }
             while ports.pop_if(|port| port.is_none()).is_some() {}
         }
         self.ports.retain(|_, ports| !ports.is_empty());
@@ -94,6 +99,14 @@ impl GroupPlacement {
     /// Members with a node: task, index, node.
     pub fn placed(&self) -> impl Iterator<Item = (&str, u32, &NodeName)> {
         self.members.iter().flat_map(|(task, nodes)| {
+            let nodes = (0u32..).zip(nodes);
+            nodes.filter_map(move |(n, node)| Some((task.as_str(), n, node.as_ref()?)))
+        })
+    }
+
+    /// Members that have ended: task, index, and the node that they had.
+    pub fn ended(&self) -> impl Iterator<Item = (&str, u32, &NodeName)> {
+        self.ended.iter().flat_map(|(task, nodes)| {
             let nodes = (0u32..).zip(nodes);
             nodes.filter_map(move |(n, node)| Some((task.as_str(), n, node.as_ref()?)))
         })

@@ -107,7 +107,7 @@ fn whole(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>)
         }
         let counts: BTreeMap<&str, u32> = place.counts();
         met_if(counts.values().sum::<u32>() > 1, Occasion::GangBound);
-        let short = record.spec.least().into_iter().find(|(task, least)| {
+        let short = record.spec.least_to_place().into_iter().find(|(task, least)| {
             place.members.contains_key(*task) && counts.get(task).copied().unwrap_or(0) < *least
         });
         if let Some((task, least)) = short {

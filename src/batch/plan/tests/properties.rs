@@ -23,7 +23,8 @@ enum Move {
         timeout: u8,
     },
     Delete(u8),
-    Members(u8, u8, u8),
+    /// Running ones, ended ones, and whether the first of these are listed as ended.
+    Members(u8, u8, u8, bool),
     Hold(u8, bool),
     Round(u8),
     Queue {
@@ -60,7 +61,8 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         6 => group,
         1 => (0u8..6).prop_map(Move::Delete),
-        3 => (0u8..6, 0u8..5, 0u8..5).prop_map(|(n, running, ended)| Move::Members(n, running, ended)),
+        3 => (0u8..6, 0u8..5, 0u8..5, any::<bool>())
+            .prop_map(|(n, running, ended, listed)| Move::Members(n, running, ended, listed)),
         1 => (0u8..6, any::<bool>()).prop_map(|(n, held)| Move::Hold(n, held)),
         1 => (0u8..6).prop_map(Move::Round),
         2 => queue,
@@ -89,8 +91,14 @@ impl TestScheduler {
                 }));
             }
             Move::Delete(n) => drop(self.groups.remove(&id(&format!("g{n}")))),
-            Move::Members(n, running, ended) => self.edit(n, |value| {
+            Move::Members(n, running, ended, listed) => self.edit(n, |value| {
                 value["members"] = json!({"running": running, "succeeded": ended});
+                let replicas = value["spec"]["tasks"][0]["replicas"].as_u64().unwrap_or(0);
+                let listed = if listed { replicas.min(ended.into()) } else { 0 };
+                value["spec"]["ended"] = match listed {
+                    0 => json!({}),
+                    count => json!({"w": format!("0-{}", count - 1)}),
+                };
             }),
             Move::Hold(n, held) => self.edit(n, |value| {
                 value["spec"]["hold"] =
@@ -154,7 +162,7 @@ impl TestScheduler {
                 let paused = paused || known.is_some_and(|k| k.value.of != of);
                 let sent_back =
                     after.is_some_and(|after| after.reason == PodGroupReason::BackedOff);
-                let least = spec.charge(&spec.least());
+                let least = spec.charge(&spec.least_to_place());
                 let never = queues
                     .fits(&Usage::default(), &name, &least)
                     .is_err_and(|e| e.reason == PodGroupReason::ExceedsCapability);
@@ -184,7 +192,7 @@ impl TestScheduler {
                 if status.reason == PodGroupReason::BehindInQueue {
                     continue;
                 }
-                let least = spec.least();
+                let least = spec.least_to_place();
                 let fits = queues.fits(&usage, &name, &spec.charge(&least)).is_ok();
                 let gang = crate::batch::placing::gang(&id, spec, &least, &self.spec);
                 let room = matches!(place(&gang, &self.fleet), Decision::Bind(_));
