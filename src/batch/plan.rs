@@ -7,7 +7,7 @@
 //!
 //! In a FIFO queue a group that does not fit blocks those behind it, unless it exceeds a capability outright. If it
 //! waits for nodes, it blocks them only until its timeout, and then goes to the end of the queue. In other queues those
-//! behind it go ahead.
+//! behind it go ahead, until it was passed as often as the queue allows (`plan/passes.rs`).
 //!
 //! A pass ends early once it has placed enough groups or compared enough nodes; the next one goes on
 //! ([`BatchPlan::more`]). What did not fit is remembered until capacity grows ([`PassMemory`]).
@@ -15,6 +15,7 @@
 mod adjust;
 mod growth;
 mod memory;
+mod passes;
 mod reconcile_existing;
 mod sizes;
 mod taken;
@@ -26,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use memory::PassMemory;
 use memory::SettledGroup;
+use passes::Head;
 
 use super::bounds::Bounds;
 use super::placing::{
@@ -170,6 +172,8 @@ pub(super) struct Pass<'a, 'm> {
     /// Groups that block others of their queue, by queue: in a FIFO queue one that does not fit, in any queue one that
     /// is placed again in the next pass.
     pub(super) blocked_by: BTreeMap<QueueName, GroupId>,
+    /// By queue, the first group that waits for capacity. Not in FIFO queues.
+    heads: BTreeMap<QueueName, Head<'a>>,
     placed: usize,
     /// Number of calls of [`Pass::due`].
     dues: usize,
@@ -184,8 +188,8 @@ pub(super) struct Pass<'a, 'm> {
 #[must_use]
 pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     memory.begin(seen.fleet, seen.spec.packing);
-    let (plan, blocked_by) = (BatchPlan::default(), BTreeMap::new());
-    let mut pass = Pass { seen, memory, plan, blocked_by, placed: 0, dues: 0 };
+    let (plan, blocked_by, heads) = (BatchPlan::default(), BTreeMap::new(), BTreeMap::new());
+    let mut pass = Pass { seen, memory, plan, blocked_by, heads, placed: 0, dues: 0 };
     for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -197,6 +201,7 @@ pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     let mut candidates = pass.reconcile_all();
     pass.sort(&mut candidates);
     pass.admit(&candidates);
+    pass.write_passes();
     if !pass.plan.more {
         pass.grow_all();
     }
@@ -261,10 +266,9 @@ impl<'a> Pass<'a, '_> {
                 continue;
             }
             let asked = self.asked(candidate, &candidate.record.spec.all_to_place());
-            let run = match self.is_hopeless(candidate, &asked) {
-                true => 1,
-                false => self.run(&candidates[at..]),
-            };
+            let alone =
+                self.is_hopeless(candidate, &asked) || self.keeps_capacity(&candidate.queue);
+            let run = if alone { 1 } else { self.run(&candidates[at..]) };
             at += if run > 1 {
                 self.admit_run(&candidates[at..at + run], asked)
             } else {
@@ -302,7 +306,8 @@ impl<'a> Pass<'a, '_> {
             }
         }
         let first = self.blocked_by.get(&c.queue)?;
-        Some((PodGroupReason::BehindInQueue, Message::Text(format!("{first} goes first"))))
+        let text = self.why_first(&c.queue).unwrap_or_else(|| format!("{first} goes first"));
+        Some((PodGroupReason::BehindInQueue, Message::Text(text)))
     }
 
     /// Whether a group with a single pod surely does not fit, so that equal ones behind it need not be counted.
@@ -323,7 +328,8 @@ impl<'a> Pass<'a, '_> {
                 && !c.known.is_some_and(waits)
                 && single(c) == Some(wanted)
         };
-        let most = self.seen.bounds.placed - self.placed;
+        let passes = self.passes_left(&first.queue).unwrap_or(usize::MAX);
+        let most = (self.seen.bounds.placed - self.placed).min(passes);
         candidates.iter().take(most).take_while(alike).count()
     }
 
@@ -390,8 +396,10 @@ impl<'a> Pass<'a, '_> {
         match self.memory.find(&asked.gang) {
             Ok(found) => {
                 let ids = (c.id, c.record.spec.pod_ids);
+                let found = self.beside_head(c, &asked.gang, found)?;
                 let found = self.beside(ids, &asked.gang, found);
-                found.map_err(|(reason, text)| (reason, Message::Text(text)))
+                let found = found.map_err(|(reason, text)| (reason, Message::Text(text)))?;
+                self.is_beside_head(c, found)
             }
             Err(reason) => Err((reason, Message::DoesNotFit(asked.gang))),
         }
@@ -436,7 +444,7 @@ impl<'a> Pass<'a, '_> {
         }
         after.charged = place.charge();
         self.plan.usage.charge(queues, &c.queue, &after.charged);
-        after.not_before = None;
+        (after.not_before, after.passed) = (None, 0);
         let phase = next(after.phase, Order::Admit, MemberState::TooFew);
         let reason = if is_large { PodGroupReason::Reserving } else { PodGroupReason::AsDesired };
         after.say(phase, reason, String::new(), self.seen.now);
@@ -452,6 +460,9 @@ impl<'a> Pass<'a, '_> {
         let mut change = PlacementChange::of_status(c.id, c.known, after);
         change.allocate = if is_large { Vec::new() } else { allocate };
         self.plan.changes.push(change);
+        if !c.admitted {
+            self.note_pass(c);
+        }
         self.placed += 1;
     }
 
@@ -467,6 +478,9 @@ impl<'a> Pass<'a, '_> {
             reason,
             PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes
         );
+        if !strict {
+            self.note_head(c, reason);
+        }
         if !strict || reason == PodGroupReason::ExceedsCapability {
             return self.wait(c, (reason, message));
         }

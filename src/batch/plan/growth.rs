@@ -51,6 +51,11 @@ impl<'a> Pass<'a, '_> {
         {
             return;
         }
+        let there = old.placed().count() + old.ended().count();
+        let is_enough = there >= spec.least().values().map(|least| *least as usize).sum();
+        if is_enough && self.keeps_capacity(queue) {
+            return;
+        }
         for task in &mut spec.tasks {
             task.resources = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }

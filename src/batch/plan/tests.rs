@@ -2,6 +2,7 @@
 
 mod ended;
 mod large;
+mod passed;
 mod properties;
 mod waiting;
 

@@ -174,6 +174,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         "conditions": found.status.as_ref().map(|status| &status.conditions),
         "group": group.as_ref().map(|group| json!({
             "phase": group.phase, "reason": group.reason, "message": group.message,
+            "passed": group.passed,
         })),
         "failures": found.status.as_ref().map(|status| &status.failures),
         "delayed": found.status.as_ref().map(|status| &status.delayed),
@@ -187,6 +188,13 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         if let Some(group) = &group {
             let text = format!("{} ({}) {}", group.phase, group.reason, group.message);
             rows.push(("group", text.trim_end().to_owned()));
+            let passed = group.passed;
+            if passed > 0 {
+                rows.push((
+                    "passed",
+                    format!("by {passed} groups of its queue, which fitted when it did not"),
+                ));
+            }
         }
         if let Some(status) = &found.status {
             rows.push(("members", members(status)));

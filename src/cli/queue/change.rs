@@ -46,6 +46,9 @@ pub struct QueueCreateArgs {
     /// If the first group does not fit: fifo admits none before it, traverse admits those that fit
     #[arg(long, value_enum, value_name = "ORDER")]
     order: Option<QueueStrategy>,
+    /// With the order traverse: how many groups may go before one that waits for capacity; then it is kept for that one
+    #[arg(long, value_name = "N")]
+    max_passes: Option<u32>,
     /// Create it closed
     #[arg(long)]
     closed: bool,
@@ -74,7 +77,7 @@ pub(super) async fn create(
         ));
     }
     check(&name, &record.spec, &snapshot)?;
-    for field in record.spec.ignored() {
+    for field in record.ignored() {
         context.note(format!("{field} is kept, and nothing acts upon it"));
     }
     let details = Details::QueueCreated(about(context, &name, None, Some(&record.spec)));
@@ -109,6 +112,7 @@ fn fill(spec: &mut QueueSpec, args: QueueCreateArgs) {
     spec.weight = args.weight.unwrap_or(spec.weight);
     spec.priority = args.priority.unwrap_or(spec.priority);
     spec.dequeue_strategy = args.order.unwrap_or(spec.dequeue_strategy);
+    spec.max_passes = args.max_passes.unwrap_or(spec.max_passes);
     if let Some(capability) = args.capability {
         spec.capability = capability;
     }

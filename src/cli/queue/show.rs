@@ -48,7 +48,8 @@ fn shown(snapshot: &QueueSnapshot, name: &QueueName) -> Value {
         .enumerate()
         .map(|(n, id)| {
             let (reason, message) = snapshot.why(name, id);
-            json!({"position": n + 1, "group": id, "reason": reason, "message": message})
+            json!({"position": n + 1, "group": id, "reason": reason, "message": message,
+                "passed": snapshot.passed(id)})
         })
         .collect();
     let admitted: Vec<Value> = snapshot
@@ -100,6 +101,7 @@ pub(super) async fn get(context: &CommandContext, name: &QueueName) -> anyhow::R
             ("priority", queue.spec.priority.to_string()),
             ("weight", queue.spec.weight.to_string()),
             ("order", order(&snapshot, name).to_owned()),
+            ("max passes", queue.spec.max_passes.to_string()),
             ("used", amounts(snapshot.usage.total(name))),
             ("capability", amounts(&queue.spec.capability)),
             ("guarantee", amounts(&queue.spec.guarantee.resource)),
@@ -129,6 +131,7 @@ pub(super) async fn get(context: &CommandContext, name: &QueueName) -> anyhow::R
                 &[
                     ("POSITION", &|(n, _): &(usize, _)| n.to_string()),
                     ("WAITING", &|(_, id)| id.to_string()),
+                    ("PASSED", &|(_, id)| snapshot.passed(id).to_string()),
                     ("REASON", &|(_, id)| or_dash(snapshot.why(name, id).0)),
                     ("WHY", &|(_, id)| snapshot.why(name, id).1),
                 ],

@@ -90,6 +90,11 @@ impl QueueSnapshot {
         all.map(|(id, known)| (id, &*known.value)).collect()
     }
 
+    /// How many groups of its queue went before a group while it waited for capacity.
+    pub(super) fn passed(&self, id: &GroupId) -> u32 {
+        self.group_statuses.get(id).map_or(0, |known| known.value.passed)
+    }
+
     /// Why a group waits: the reason in its queue's status, or else in its own. `None`: no scheduler has handled it yet.
     pub(super) fn why(&self, name: &QueueName, id: &GroupId) -> (Option<PodGroupReason>, String) {
         let hold = self.groups.get(id).and_then(|group| {

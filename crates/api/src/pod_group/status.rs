@@ -168,6 +168,10 @@ pub struct PodGroupStatus {
     /// How often it went back to its queue.
     #[serde(skip_serializing_if = "is_zero_count")]
     pub sent_back: u32,
+    /// How many groups of its queue went before it while it was the first that waited for capacity; at most the
+    /// queue's `maxPasses`.
+    #[serde(skip_serializing_if = "is_zero_count")]
+    pub passed: u32,
     /// Earliest admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,

@@ -19,6 +19,8 @@ pub const DEFAULT_SCHEDULER: &str = "default";
 pub const ROOT: &str = "root";
 /// Greatest depth of nested queues (Volcano's `max-queue-depth`).
 pub const MAX_DEPTH: usize = 5;
+/// How many groups may go before one that waits for capacity, unless the queue says otherwise.
+pub const MAX_PASSES: u32 = 100;
 /// The greatest weight.
 pub const MAX_WEIGHT: i64 = 65_535;
 
@@ -99,6 +101,10 @@ pub struct QueueSpec {
     pub state: Desired,
     /// `fifo` (strict) or `traverse` (best effort).
     pub dequeue_strategy: QueueStrategy,
+    /// In a `traverse` queue: how many groups may go before the first one that waits for capacity. Then its capacity is
+    /// kept for it.
+    #[serde(skip_serializing_if = "is_max_passes")]
+    pub max_passes: u32,
     /// Name of its scheduler, a record under `rcfarm/schedulers/`.
     #[serde(skip_serializing_if = "is_default_scheduler")]
     pub scheduler: ObjectName,
@@ -109,6 +115,11 @@ pub struct QueueSpec {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_max_passes(passes: &u32) -> bool {
+    *passes == MAX_PASSES
 }
 
 fn is_default_scheduler(name: &ObjectName) -> bool {
@@ -126,6 +137,7 @@ impl Default for QueueSpec {
             parent: None,
             state: Desired::Open,
             dequeue_strategy: QueueStrategy::default(),
+            max_passes: MAX_PASSES,
             scheduler: DEFAULT_SCHEDULER.parse().expect("a legal name"),
             other: Map::new(),
         }
@@ -136,15 +148,35 @@ impl Stored for QueueRecord {
     const PAGE: &'static str = "docs/guide/queues.md";
 }
 
+impl QueueRecord {
+    /// Names of fields that have no effect: of the spec, and what its metadata ask a scheduler for.
+    #[must_use]
+    pub fn ignored(&self) -> Vec<String> {
+        let metadata = |part: &'static str| {
+            let all =
+                self.other.get("metadata").and_then(|metadata| metadata.get(part)?.as_object());
+            let names = all.into_iter().flat_map(Map::keys);
+            let volcanos = names.filter(|name| name.contains("volcano.sh/"));
+            volcanos.map(move |name| format!("metadata.{part}.{name}"))
+        };
+        let metadata = metadata("annotations").chain(metadata("labels"));
+        self.spec.ignored().into_iter().chain(metadata).collect()
+    }
+}
+
 impl QueueSpec {
     /// Its parent.
     pub fn parent(&self) -> Option<&QueueName> {
         self.parent.as_ref().filter(|parent| parent.as_str() != ROOT)
     }
 
-    /// Names of fields that have no effect, so that users are told.
+    /// Names of fields that have no effect, so that users are told. `weight` and `reclaimable` are among them unless they
+    /// say what is so anyway.
     pub fn ignored(&self) -> Vec<String> {
-        self.other.keys().map(|field| format!("spec.{field}")).collect()
+        let differs = [("reclaimable", !self.reclaimable), ("weight", self.weight != 1)];
+        let known = differs.into_iter().filter(|(_, differs)| *differs).map(|(field, _)| field);
+        let unknown = self.other.keys().map(String::as_str);
+        unknown.chain(known).map(|field| format!("spec.{field}")).collect()
     }
 
     /// All errors of the queue by itself (`volcano.md` §6).
@@ -306,7 +338,7 @@ mod tests {
         let record = QueueRecord::decode(text).unwrap();
         assert_eq!((record.spec.weight, record.spec.state), (2, Desired::Closed));
         assert!(record.spec.reclaimable && record.spec.parent().is_none());
-        assert_eq!(record.spec.ignored(), ["spec.affinity"]);
+        assert_eq!(record.spec.ignored(), ["spec.affinity", "spec.weight"]);
         let again: Value = serde_json::from_slice(&record.encode()).unwrap();
         assert_eq!(again["apiVersion"], "scheduling.volcano.sh/v1beta1");
         assert!(again["spec"]["affinity"].is_object());
