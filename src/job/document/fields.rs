@@ -76,6 +76,8 @@ impl<'v> FieldReader<'v> {
     /// A field of any type; `None` if absent or null.
     pub fn take(&mut self, name: &'static str) -> Option<&'v Value> {
         self.asked.insert(name);
+        #[cfg(test)]
+        asked::note(&self.at(name), asked::Handled::Honoured, "");
         self.map?.get(name).filter(|value| !value.is_null())
     }
 
@@ -217,6 +219,8 @@ impl<'v> FieldReader<'v> {
             if self.take(name).is_some() {
                 issues.warning(self.at(name), why);
             }
+            #[cfg(test)]
+            asked::note(&self.at(name), asked::Handled::Warned, why);
         }
     }
 
@@ -226,6 +230,8 @@ impl<'v> FieldReader<'v> {
             if self.take(name).is_some() {
                 issues.problem(self.at(name), why);
             }
+            #[cfg(test)]
+            asked::note(&self.at(name), asked::Handled::Refused, why);
         }
     }
 
@@ -238,5 +244,50 @@ impl<'v> FieldReader<'v> {
                 issues.problem(self.at(name), why);
             }
         }
+    }
+}
+
+/// What readers asked for in this thread, for the page that lists all fields.
+#[cfg(test)]
+pub(super) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+
+    /// What becomes of a field.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Handled {
+        Honoured,
+        Warned,
+        Refused,
+    }
+
+    /// By path without the indexes of lists, and why it is not honoured.
+    pub type Asked = BTreeMap<String, (Handled, String)>;
+
+    thread_local! {
+        static ASKED: RefCell<Asked> = const { RefCell::new(BTreeMap::new()) };
+    }
+
+    /// The path without indexes: `spec.tasks[].name`.
+    pub fn without_indexes(path: &str) -> String {
+        let mut parts = path.split('[');
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |path, part| {
+            path + "[]" + part.split_once(']').map_or("", |(_, rest)| rest)
+        })
+    }
+
+    pub(super) fn note(path: &str, handled: Handled, why: &str) {
+        ASKED.with_borrow_mut(|asked| {
+            let known = asked.entry(without_indexes(path)).or_insert((handled, why.to_owned()));
+            if handled > known.0 {
+                *known = (handled, why.to_owned());
+            }
+        });
+    }
+
+    /// All of them, and forgets them.
+    pub fn take() -> Asked {
+        ASKED.take()
     }
 }

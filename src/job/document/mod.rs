@@ -98,8 +98,22 @@ pub fn name(document: &Value) -> Result<Namespaced, FieldError> {
 ///
 /// # Errors All issues, with their paths.
 pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldError>> {
-    let mut issues = FieldIssues::default();
     let framework = framework(document).map_err(|issue| vec![issue])?;
+    let (spec, labels, issues) = read_as(framework, id, document);
+    if issues.problems.is_empty() {
+        Ok(Read { spec, labels, warnings: issues.warnings })
+    } else {
+        Err(issues.problems)
+    }
+}
+
+/// Reads a document of a framework; its job is of use only if there are no problems.
+fn read_as(
+    framework: Framework,
+    id: &Namespaced,
+    document: &Value,
+) -> (JobSpec, BTreeMap<String, String>, FieldIssues) {
+    let mut issues = FieldIssues::default();
     let mut top = FieldReader::of("", document, &mut issues);
     top.take("apiVersion");
     top.take("kind");
@@ -120,12 +134,9 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<Read, Vec<FieldError>> 
         spec.finish(&mut issues);
     }
     job.deleting = deleting;
+    labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
-    if issues.problems.is_empty() {
-        Ok(Read { spec: job, labels, warnings: issues.warnings })
-    } else {
-        Err(issues.problems)
-    }
+    (job, labels, issues)
 }
 
 /// Decodes a stored record.
@@ -171,13 +182,7 @@ fn metadata(
             issues.problem(metadata.at(field), why);
         }
     }
-    let mut labels = BTreeMap::new();
-    for (path, name, value) in metadata.entries("labels", issues) {
-        match value.as_str() {
-            Some(value) => drop(labels.insert(name.to_owned(), value.to_owned())),
-            None => issues.problem(path, "it must be a text; put quotes around it"),
-        }
-    }
+    let labels = labels(&mut metadata, &[QUEUE_LABEL], issues);
     let deleting = metadata.text("deletionTimestamp", issues).is_some();
     let honoured = if framework == Framework::Pod { &pod::QUEUE[..] } else { &[] };
     annotations(&mut metadata, honoured, issues);
@@ -190,18 +195,85 @@ fn metadata(
     (labels, deleting)
 }
 
-/// Ignores annotations of other programs; warns of Volcano's that have no effect (`volcano.md` §1.7).
+/// Labels. They are kept; those that ask a scheduler for something that is not done here are warned about.
+fn labels(
+    metadata: &mut FieldReader<'_>,
+    honoured: &[&str],
+    issues: &mut FieldIssues,
+) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    for (path, name, value) in metadata.entries("labels", issues) {
+        match value.as_str() {
+            Some(value) => drop(labels.insert(name.to_owned(), value.to_owned())),
+            None => issues.problem(path.clone(), "it must be a text; put quotes around it"),
+        }
+        if asks_a_scheduler(name) && !honoured.contains(&name) && !OWN_LABELS.contains(&name) {
+            issues.warning(path, NOBODY_READS);
+        }
+    }
+    labels
+}
+
+/// Annotations of other programs stay in the record. Warns of those that ask a scheduler for something that is not done
+/// here (`volcano.md` §1.7).
 fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut FieldIssues) {
     for (path, name, _) in metadata.entries("annotations", issues) {
-        let is_volcanos = VOLCANOS.iter().any(|prefix| name.starts_with(prefix));
-        if is_volcanos && !honoured.contains(&name) {
+        if asks_a_scheduler(name) && !honoured.contains(&name) {
             issues.warning(path, NOBODY_READS);
         }
     }
 }
 
-/// Prefixes of Volcano's annotations.
-const VOLCANOS: [&str; 3] = ["volcano.sh/", "scheduling.volcano.sh/", "scheduling.k8s.io/"];
+/// Whether a label or annotation is for Volcano, Kueue or the scheduler of Kubernetes.
+fn asks_a_scheduler(name: &str) -> bool {
+    let prefixes =
+        ["volcano.sh/", "scheduling.volcano.sh/", "scheduling.k8s.io/", "kueue.x-k8s.io/"];
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Kueue's label that names a job's queue.
+const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+
+/// Labels that describe a job, and are kept without another effect. Some of them are set on pods.
+const OWN_LABELS: [&str; 7] = [
+    "volcano.sh/job-type",
+    "volcano.sh/job-name",
+    "volcano.sh/job-namespace",
+    "volcano.sh/task-spec",
+    "volcano.sh/task-index",
+    "volcano.sh/job-version",
+    "volcano.sh/queue-name",
+];
+
+/// The queue of Kueue's label, unless the spec names one.
+fn labelled_queue(
+    job: &mut JobSpec,
+    document: &Value,
+    labels: &BTreeMap<String, String>,
+    issues: &mut FieldIssues,
+) {
+    let Some(queue) = labels.get(QUEUE_LABEL) else { return };
+    let label = format!("metadata.labels.{QUEUE_LABEL}");
+    let field = queue_field(job.framework);
+    let named = match job.framework {
+        Framework::Pod => pod::queue(document),
+        _ => document.pointer(&format!("/{}", field.replace('.', "/"))).and_then(Value::as_str),
+    };
+    match named {
+        Some(other) if other != queue => {
+            issues.problem(label, format!("{field} names another queue, {other}: name one"));
+        }
+        _ => job.queue.clone_from(queue),
+    }
+    if job.suspend {
+        let path = match job.framework {
+            Framework::Pod => "spec.schedulingGates",
+            _ => "spec.runPolicy.suspend",
+        };
+        let why = "Kueue would take this back when it admits the job; here it stays suspended until rcfarm job resume";
+        issues.warning(path, why);
+    }
+}
 
 /// Number of replicas, up to the limit of a group.
 fn replicas(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<u32> {

@@ -16,6 +16,9 @@ use rcfarm_api::{FieldError, ResourceList};
 pub const RESTARTS: [(&str, Restart); 3] =
     [("Always", Restart::Always), ("OnFailure", Restart::OnFailure), ("Never", Restart::Never)];
 
+/// Directory of the files that Volcano's svc plugin writes.
+const HOST_FILES: &str = "/etc/volcano/";
+
 const NOT_HERE: &str = "it means nothing to processes on a node; it is passed over";
 
 /// Template and its restart policy.
@@ -30,8 +33,10 @@ pub fn template(
     }
     let mut fields = FieldReader::of(path, value.unwrap_or(&nothing), issues);
     let mut metadata = fields.object("metadata", issues);
-    let labels = texts_by_name(&mut metadata, "labels", issues);
-    super::annotations(&mut metadata, &[], issues);
+    let labels = super::labels(&mut metadata, &[], issues);
+    for (path, _, _) in metadata.entries("annotations", issues) {
+        issues.warning(path, "pods have no annotations here; labels reach them");
+    }
     metadata.take("creationTimestamp");
     metadata.pass_over(&["name", "namespace"], "pods are named after their job", issues);
     metadata.finish(issues);
@@ -213,6 +218,11 @@ fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container
         issues.problem(fields.at("command"), why);
     }
     command.extend(fields.texts("args", issues));
+    if command.iter().any(|word| word.contains(HOST_FILES)) {
+        let why = "there are no files of the svc plugin in /etc/volcano; the variables VC_<TASK>_HOSTS have the same \
+             addresses, divided by commas";
+        issues.warning(fields.at("command"), why);
+    }
     let ports = ports(&mut fields, issues);
     let container = Container {
         name,

@@ -1,5 +1,6 @@
 //! Example documents of Volcano and Kubeflow, and a violation of each rule.
 
+mod listed;
 mod pod;
 
 use serde_json::{Value, json};

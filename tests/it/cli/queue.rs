@@ -132,7 +132,7 @@ async fn volcano_queue_is_accepted_and_ignored_fields_are_named() {
         (&shown["spec"]["reclaimable"], &shown["spec"]["weight"]),
         (&json!(false), &json!(3))
     );
-    assert_eq!(shown["ignored"], json!(["spec.affinity"]));
+    assert_eq!(shown["ignored"], json!(["spec.affinity", "spec.reclaimable", "spec.weight"]));
     let yaml = cluster.run(&["queue", "get", "team", "-o", "yaml"]).await.ok();
     assert!(yaml.contains("dequeueStrategy: fifo"), "{yaml}");
 }
