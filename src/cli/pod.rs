@@ -18,7 +18,7 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
-use rcfarm_api::key;
+use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
@@ -89,6 +89,8 @@ struct Row {
     node: NodeName,
     /// Whether its node is down; the other fields are its last report.
     node_down: bool,
+    /// Whether that is because somebody has removed the node.
+    node_removed: bool,
     #[serde(flatten)]
     status: PodStatus,
 }
@@ -119,12 +121,11 @@ impl Row {
     }
 
     fn message(&self) -> String {
+        let why = if self.node_removed { "its node was removed" } else { "its node is down" };
         match (self.node_down, self.status.message.as_str()) {
             (false, message) => message.to_owned(),
-            (true, "") => format!("its node is down; it said last: {}", self.status.phase),
-            (true, message) => {
-                format!("its node is down; it said last: {}, {message}", self.status.phase)
-            }
+            (true, "") => format!("{why}; it said last: {}", self.status.phase),
+            (true, message) => format!("{why}; it said last: {}, {message}", self.status.phase),
         }
     }
 }
@@ -141,13 +142,19 @@ async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     let prefix = key::pod_statuses();
     let entries = context.list(&prefix).await?;
     let store = context.store.as_ref();
-    let cluster = ClusterSnapshot::read_once(store, [key::nodes()]).await?;
+    let prefixes = [key::nodes(), key::labels(LabelKind::Node)];
+    let cluster = ClusterSnapshot::read_once(store, prefixes).await?;
     let row = |entry: &rcfarm_store::Entry| {
         let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
         // `status/pods/<uuid>/preparer` is written by p2 for another kind of pod.
         (node.as_str() != "preparer").then_some(())?;
-        let node_down = cluster.readiness(&node) == NodeReadiness::Down;
-        Some(Row { pod, node, node_down, status: PodStatus::decode(&entry.value).ok()? })
+        let status = PodStatus::decode(&entry.value).ok()?;
+        let is_known =
+            cluster.records.contains(&node) || cluster.nodes.labels.nodes.contains_key(&node);
+        // Only agents that name an intent leave their statuses behind.
+        let node_removed = !is_known && status.intent_index.is_some();
+        let node_down = node_removed || cluster.readiness(&node) == NodeReadiness::Down;
+        Some(Row { pod, node, node_down, node_removed, status })
     };
     let mut rows: Vec<Row> = entries.iter().filter_map(row).collect();
     rows.extend(of_preparers(context, &cluster, &rows).await?);
@@ -179,7 +186,7 @@ async fn of_preparers(
             ..PodStatus::default()
         };
         let node_down = cluster.readiness(&node) == NodeReadiness::Down;
-        Row { pod, node, node_down, status }
+        Row { pod, node, node_down, node_removed: false, status }
     };
     Ok(new.into_iter().map(row).collect())
 }

@@ -108,6 +108,12 @@ impl NodeRecords {
         differing(&old.nodes, &new.nodes)
     }
 
+    /// Whether a node has a record.
+    #[must_use]
+    pub fn contains(&self, node: &NodeName) -> bool {
+        self.nodes.contains_key(node)
+    }
+
     /// Readiness of a node, where an agent without a session counts as down at once.
     pub(super) fn readiness_without_grace(&self, node: &NodeName) -> NodeReadiness {
         match self.nodes.get(node) {

@@ -246,7 +246,8 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
 
     // Leftovers of a dead agent, and of a pod that has moved.
     cluster.put("reality/n3/web", "id: web").await;
-    cluster.put("status/pods/web/n3", r#"{"phase":"Running"}"#).await;
+    let status = r#"{"phase":"Running","intent_index":{"create_index":3,"modify_index":3}}"#;
+    cluster.put("status/pods/web/n3", status).await;
     cluster.put("status/pods/web/n1", r#"{"phase":"Running"}"#).await;
     cluster.put("health/web/n3", r#"{"Status":"passing"}"#).await;
     let stderr = cluster.run(&["node", "remove", "n3"]).await.failed();
@@ -256,11 +257,21 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
     assert!(list.contains("Lost") && list.contains("its node is down"), "{list}");
     let removed = cluster.json(&["node", "rm", "n3"]).await;
     assert_eq!(removed["removed"], json!({"record": true, "labels": true, "leftovers": 1}));
-    for gone in ["reality/n3/web", "status/pods/web/n3", "health/web/n3"] {
+    for gone in ["reality/n3/web", "health/web/n3"] {
         assert!(cluster.get(gone).await.is_none(), "{gone}");
     }
     assert!(cluster.get("status/pods/web/n1").await.is_some());
-    assert_eq!(removed["left"], json!({"pods": [], "agent_session": null}));
+    assert_eq!(removed["left"], json!({"pods": [], "agent_session": null, "statuses": 1}));
+    assert!(cluster.get("status/pods/web/n3").await.is_some(), "its agent may come back");
+    let list = cluster.run(&["pod", "list"]).await.ok();
+    assert!(list.contains("its node was removed; it said last: Running"), "{list}");
+    let stderr = cluster.run(&["node", "remove", "n3"]).await.failed();
+    assert!(stderr.contains("there is no node n3"), "{stderr}");
+    let forgotten = cluster.json(&["node", "remove", "n3", "--forget"]).await;
+    assert_eq!(forgotten["removed"], json!({"record": false, "labels": false, "leftovers": 1}));
+    assert!(cluster.get("status/pods/web/n3").await.is_none());
+    let stderr = cluster.run(&["node", "remove", "n3", "--forget"]).await.failed();
+    assert!(stderr.contains("nothing to remove"), "{stderr}");
     let removed = cluster.json(&["node", "remove", "n1", "--force"]).await;
     assert_eq!(removed["left"]["agent_session"], json!(session));
     let ran = cluster.run(&["node", "remove", "n2", "--force"]).await;
@@ -268,7 +279,7 @@ async fn remove_refuses_while_pods_or_an_agent_are_there() {
     assert!(cluster.get("rcfarm/nodes/n1").await.is_none());
     assert!(cluster.get("labels/node/n2").await.is_none());
     assert!(cluster.get("intent/n2/web").await.is_some());
-    assert_eq!(cluster.events().await, ["NODE_REMOVED"; 3]);
+    assert_eq!(cluster.events().await, ["NODE_REMOVED"; 4]);
     let stderr = cluster.run(&["node", "remove", "n2", "--force"]).await.failed();
     assert!(stderr.contains("neither a record nor labels"), "{stderr}");
 }
@@ -279,6 +290,7 @@ async fn remove_deletes_many_leftovers_in_audited_transactions() {
     cluster.put("rcfarm/nodes/n9", r#"{"session":"00000000-0000-4000-8000-000000000003"}"#).await;
     for n in 0..45 {
         cluster.put(&format!("reality/n9/p{n}"), "id: p").await;
+        cluster.put(&format!("status/pods/p{n}/n9"), "{}").await;
     }
     let removed = cluster.json(&["node", "rm", "n9"]).await;
     assert_eq!(removed["removed"], json!({"record": true, "labels": false, "leftovers": 45}));

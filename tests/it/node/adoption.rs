@@ -93,6 +93,48 @@ async fn a_pod_whose_shim_was_killed_runs_on_and_its_end_is_seen() {
     host.end().await;
 }
 
+/// The reports prove the deletion to the next agent, so they are deleted after the mark is written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_stay_until_the_end_of_a_pod_is_stored() {
+    let mut host = Host::new();
+    host.start();
+    host.intend_script("web", "exec sleep 600", "").await;
+    host.until("web", |status| status.phase == NodePodPhase::Running).await;
+    // As with a full disk: nothing can be put in its place.
+    let record = host.settings.data_dir.join("pods/web/pod.json");
+    std::fs::remove_file(&record).unwrap();
+    std::fs::create_dir(&record).unwrap();
+    std::fs::write(record.join("full"), "").unwrap();
+    host.unintend("web").await;
+    host.until("web", |status| status.phase == NodePodPhase::Backoff).await;
+    assert!(record.is_dir());
+    std::fs::remove_dir_all(&record).unwrap();
+    host.until_gone("web").await;
+    host.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_node_that_comes_back_stops_its_pods() {
+    let cluster = HttpCluster::new().await;
+    let mut host = Host::on(&cluster.store, "n1");
+    host.start();
+    host.intend_script("web", "exec sleep 600", "").await;
+    let status = host.until("web", |status| status.phase == NodePodPhase::Running).await;
+    let pid = status.processes[0].pid.unwrap();
+    host.stop().await.unwrap();
+    until("its session ends", async || {
+        host.node_record().await.is_some_and(|(_, entry)| entry.session.is_none())
+    })
+    .await;
+    host.unintend("web").await;
+    cluster.run(&["node", "remove", "n1"]).await.ok();
+    assert!(host.node_record().await.is_none() && is_alive(pid));
+    host.start();
+    eventually("its end", || !is_alive(pid)).await;
+    host.until_gone("web").await;
+    host.end().await;
+}
+
 fn kill(pid: i32) {
     assert!(
         std::process::Command::new("kill")

@@ -93,6 +93,28 @@ async fn the_next_owner_of_an_id_gets_no_files_of_the_one_before() {
     host.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_owner_of_an_id_gets_no_files_of_a_forgotten_pod() {
+    let mut host = Host::new();
+    host.start();
+    host.intend("train-w-0", &manifest("train-w-0", "team-a/train", "echo secret", 0)).await;
+    host.until("train-w-0", |status| status.phase == NodePodPhase::Ended).await;
+    host.kill().await;
+    // As if the agent had ended before its reports were deleted.
+    let record = host.settings.data_dir.join("pods/train-w-0/pod.json");
+    let text = std::fs::read_to_string(&record).unwrap();
+    let mut stored: serde_json::Value = serde_json::from_str(&text).unwrap();
+    stored["forgotten"] = json!(true);
+    std::fs::write(&record, stored.to_string()).unwrap();
+    let text = manifest("train-w-0", "team-b/train", "echo other; exec sleep 601", 0);
+    host.intend("train-w-0", &text).await;
+    host.start();
+    let second = running(&host, "train-w-0").await;
+    assert_eq!(second.processes[0].restarts, 0);
+    assert_eq!(host.log("train-w-0"), "other\n");
+    host.end().await;
+}
+
 /// A farm and an agent with real processes. The second job once took the device of the first and restarted it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_of_one_name_in_two_namespaces_share_a_node() {

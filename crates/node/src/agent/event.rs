@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::time::Instant;
+
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
 use super::proof::Verdict;
@@ -26,8 +28,8 @@ pub(super) enum AgentEvent {
     Presence(PresenceState),
     /// The session ended.
     SessionLost,
-    /// The intents of this node were read.
-    Intents(NodeIntents),
+    /// The intents of this node, and when they were asked for.
+    Intents(NodeIntents, Instant),
     /// A start finished: the process, or why there is none.
     Started(PodId, String, Result<Started, StartFailure>),
     /// A process ended.

@@ -7,6 +7,7 @@ use super::state::StoredPod;
 use rcfarm_api::allocation::{Allocation, AllocationOwner};
 use rcfarm_api::ids::{Namespaced, PodId, RcId};
 use rcfarm_api::job::identity::identity_in;
+use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::IntentIndex;
 
@@ -19,8 +20,8 @@ pub struct Intended {
     pub hash: u64,
     /// The replication controller in the pod's labels.
     pub owner: Option<RcId>,
-    /// The job in the manifest.
-    pub job: Option<Namespaced>,
+    /// The job in the manifest, and its uid.
+    pub job: Option<(Namespaced, JobUid)>,
     /// Device numbers allocated to the pod, by device kind.
     pub devices: BTreeMap<String, BTreeSet<u32>>,
     /// The intent's key. `None`: an older agent stored the pod.
@@ -29,7 +30,8 @@ pub struct Intended {
 
 impl From<StoredPod> for Intended {
     fn from(stored: StoredPod) -> Self {
-        let StoredPod { manifest, owner, devices, intent_index, forgotten: _ } = stored;
+        let StoredPod { manifest, owner, devices, intent_index, reported: _, forgotten: _ } =
+            stored;
         Intended { index: intent_index, ..Intended::new(&manifest, owner, devices) }
     }
 }
@@ -40,7 +42,7 @@ impl Intended {
         owner: Option<RcId>,
         devices: BTreeMap<String, BTreeSet<u32>>,
     ) -> Self {
-        let job = identity_in(manifest.as_bytes()).map(|identity| identity.job);
+        let job = identity_in(manifest.as_bytes()).map(|identity| (identity.job, identity.uid));
         Intended {
             hash: hash_of(manifest, &devices),
             manifest: manifest.into(),
@@ -56,7 +58,7 @@ impl Intended {
     /// between two RCs the allocation counts.
     pub(super) fn is_own(&self, allocation: &Allocation) -> bool {
         match (&self.job, &allocation.owner) {
-            (Some(job), owner) => *owner == AllocationOwner::of_group(job),
+            (Some((job, _)), owner) => *owner == AllocationOwner::of_group(job),
             (None, AllocationOwner::Rc(_)) => true,
             (None, AllocationOwner::Other(_)) => self.owner.is_none(),
         }

@@ -1,12 +1,13 @@
 //! Watches the node's intents, with a mass-deletion guard.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::LONGEST_PAUSE;
@@ -25,8 +26,8 @@ use rcfarm_store::Env;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::mass_deletion_guard::judge;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::watch::TreeWatch;
-use rcfarm_store::{Entry, Query, Reader, StoreError, TokenBucket};
+use rcfarm_store::watch::{PollPolicy, TreeWatch};
+use rcfarm_store::{Answer, Entry, Index, PrefixLister, Query, Reader, StoreError, TokenBucket};
 
 /// Interval of full reads of the tree.
 const FULL_EVERY: Duration = Duration::from_secs(300);
@@ -45,8 +46,34 @@ pub(super) struct IntentWatch {
     pub(super) events: UnboundedSender<AgentEvent>,
     /// Intended and guarded pods of the last read; at first, the pods on disk.
     pub(super) known: BTreeSet<PodId>,
-    /// Something showed that the last list is old: it is read again, in full.
+    /// Something showed that the last list is old: the intents are read again, in full.
     pub(super) again: Arc<Notify>,
+}
+
+type NextIntents = (Result<Answer<Vec<Entry>>, StoreError>, TreeWatch);
+
+/// A watch that waits for the next change.
+struct WaitingWatch {
+    next: Pin<Box<dyn Future<Output = NextIntents> + Send>>,
+    since: Instant,
+}
+
+impl WaitingWatch {
+    fn new(mut watch: TreeWatch) -> Self {
+        let next = async move { (watch.next().await, watch) };
+        WaitingWatch { next: Box::pin(next), since: monotonic() }
+    }
+}
+
+/// What the watch knows from one read to the next.
+#[derive(Default)]
+struct WatchState {
+    last: NodeIntents,
+    /// Index of the last list.
+    newest: Index,
+    /// Failed reads in a row.
+    failures: u32,
+    empty_reads: TokenBucket,
 }
 
 impl IntentWatch {
@@ -54,64 +81,85 @@ impl IntentWatch {
     pub(super) async fn run(mut self) {
         let prefix = key::node_intents(&self.node);
         let reader: Arc<dyn Reader> = self.env.store.clone();
-        let mut watch = TreeWatch::new(reader, prefix.clone(), FULL_EVERY);
-        let mut last = NodeIntents::default();
-        let mut failures = 0;
-        let mut empty_reads = TokenBucket::default();
+        let lister = Arc::new(PrefixLister::new(reader, prefix));
+        let watch = || TreeWatch::reading(lister.clone(), FULL_EVERY, PollPolicy::PROMPT.reading);
+        let again = self.again.clone();
+        let mut waiting = WaitingWatch::new(watch());
+        let mut state = WatchState::default();
         loop {
-            let asked = monotonic();
-            let mut pause = Duration::ZERO;
-            let next = tokio::select! {
+            let now = monotonic();
+            let (asked, next, answered) = tokio::select! {
                 biased;
-                () = self.again.notified() => {
-                    watch.reset();
-                    watch.next().await
-                }
-                next = watch.next() => next,
+                // Beside the blocking query: one that is dropped occupies the Consul agent for a minute.
+                () = again.notified() => (now, lister.list(Query::CONSISTENT).await, None),
+                (next, answered) = &mut waiting.next => (waiting.since, next, Some(answered)),
             };
+            let is_waiting = answered.is_none();
+            let mut next_watch = answered.unwrap_or_else(watch);
             let read = match next {
+                // The list that was read beside it is newer, or a snapshot was restored.
+                Ok(answer) if !is_waiting && answer.index < state.newest => {
+                    state.newest = Index::ZERO;
+                    next_watch.reset();
+                    waiting = WaitingWatch::new(next_watch);
+                    continue;
+                }
                 Ok(answer) => {
-                    if answer.value.is_empty() {
-                        empty_reads.consume(EMPTY_EVERY, EMPTY_EVERY * 2, asked);
-                        let consumed = empty_reads.consumed(monotonic());
-                        pause = consumed.saturating_sub(EMPTY_EVERY);
+                    state.newest = answer.index;
+                    if answer.value.is_empty() && !is_waiting {
+                        state.empty_reads.consume(EMPTY_EVERY, EMPTY_EVERY * 2, waiting.since);
                     }
-                    self.build(&last, answer.value, answer.filtered).await
+                    self.build(&state.last, answer.value, answer.filtered).await
                 }
                 Err(error) => Err(error),
             };
-            match read {
+            let (is_whole, pause) = match read {
                 Ok(intents) => {
-                    if failures > 0 {
-                        info!(tree = %prefix, failures, "intents can be read again");
-                    }
-                    failures = 0;
                     let is_guarded = !intents.guarded.is_empty();
-                    if is_guarded && last.guarded != intents.guarded {
-                        warn!(alert = true, tree = %prefix, kept = intents.guarded.len(),
-                            "many pods vanished at once: the mass deletion guard keeps them running");
-                    }
-                    last = intents.clone();
-                    if self.events.send(AgentEvent::Intents(intents)).is_err() {
+                    if !self.send(&mut state, intents, asked) {
                         return;
                     }
-                    if is_guarded {
-                        sleep(GUARDED_EVERY).await;
-                        watch.reset();
-                    }
-                    sleep(pause).await;
+                    let empty = state.empty_reads.consumed(monotonic());
+                    let guarded = if is_guarded { GUARDED_EVERY } else { Duration::ZERO };
+                    (is_guarded, guarded + empty.saturating_sub(EMPTY_EVERY))
                 }
-                Err(error) => {
-                    failures += 1;
-                    if failures == 1 || failures % 20 == 0 {
-                        warn!(tree = %prefix, failures, %error, "intents cannot be read; running pods are left alone");
-                    }
-                    watch.reset();
-                    let pause = backoff(Duration::from_millis(100), LONGEST_PAUSE, failures);
-                    sleep(self.env.ids.jitter(pause, 0.5)).await;
-                }
+                Err(error) => (true, self.failed(&mut state, &error)),
+            };
+            if is_waiting && !is_whole {
+                continue;
             }
+            sleep(pause).await;
+            if is_whole {
+                next_watch.reset();
+            }
+            waiting = WaitingWatch::new(next_watch);
         }
+    }
+
+    /// Sends the result of a read. `false`: the agent has ended.
+    fn send(&self, state: &mut WatchState, intents: NodeIntents, asked: Instant) -> bool {
+        let tree = key::node_intents(&self.node);
+        if state.failures > 0 {
+            info!(%tree, failures = state.failures, "intents can be read again");
+        }
+        state.failures = 0;
+        if !intents.guarded.is_empty() && state.last.guarded != intents.guarded {
+            warn!(alert = true, %tree, kept = intents.guarded.len(),
+                "many pods vanished at once: the mass deletion guard keeps them running");
+        }
+        state.last = intents.clone();
+        self.events.send(AgentEvent::Intents(intents, asked)).is_ok()
+    }
+
+    /// Notes a failed read. Returns the pause before the next one.
+    fn failed(&self, state: &mut WatchState, error: &StoreError) -> Duration {
+        state.failures += 1;
+        if state.failures == 1 || state.failures.is_multiple_of(20) {
+            warn!(tree = %key::node_intents(&self.node), failures = state.failures, %error,
+                "intents cannot be read; running pods are left alone");
+        }
+        let pause = backoff(Duration::from_millis(100), LONGEST_PAUSE, state.failures);
+        self.env.ids.jitter(pause, 0.5)
     }
 
     /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps: if many vanished

@@ -54,6 +54,8 @@ pub struct AgentPod {
     pub was_started: bool,
     /// What is known of its intent while the list of intents lacks it.
     pub proof: Proof,
+    /// When it may be forgotten: an earlier attempt to store that failed.
+    pub forget_at: Option<Duration>,
     /// State of each process, by launchable.
     pub processes: BTreeMap<String, AgentPodState>,
 }
@@ -139,8 +141,8 @@ pub fn plan(observed: AgentObserved<'_>) -> AgentPlan {
 fn unintended(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &AgentPod) {
     let gone = "it is no longer intended here";
     match pod.proof {
-        _ if !pod.was_started => replace(plan, id, pod, gone, AgentAction::Forget),
-        Proof::Gone => replace(plan, id, pod, gone, AgentAction::Forget),
+        Proof::Gone => forget(plan, observed, id, pod, gone),
+        _ if !pod.was_started => forget(plan, observed, id, pod, gone),
         Proof::Lost => keep(plan, observed, id, pod),
         Proof::Unclear(at) if at > observed.now => plan.wake_at(at),
         Proof::Unasked | Proof::Unclear(_) if observed.can_prove => {
@@ -150,7 +152,21 @@ fn unintended(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod
     }
 }
 
-/// Starts the processes whose pause is over.
+fn forget(
+    plan: &mut AgentPlan,
+    observed: AgentObserved<'_>,
+    id: &PodId,
+    pod: &AgentPod,
+    why: &'static str,
+) {
+    match pod.forget_at {
+        Some(at) if at > observed.now => plan.wake_at(at),
+        _ => replace(plan, id, pod, why, AgentAction::Forget),
+    }
+}
+
+/// Starts the processes whose pause is over. Before the first list of intents no single instance is started: the intent
+/// that the last agent stored may be another one now.
 fn keep(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &AgentPod) {
     for (name, state) in &pod.processes {
         match state {
@@ -162,8 +178,9 @@ fn keep(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &Age
                     plan.actions.push(AgentAction::Start(id.clone(), name.clone()));
                 }
                 SingleInstance::Unchecked
-                    if plan.actions.last()
-                        != Some(&AgentAction::CheckSingleInstance(id.clone())) =>
+                    if observed.intents.is_some()
+                        && plan.actions.last()
+                            != Some(&AgentAction::CheckSingleInstance(id.clone())) =>
                 {
                     plan.actions.push(AgentAction::CheckSingleInstance(id.clone()));
                 }

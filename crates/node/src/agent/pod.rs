@@ -16,6 +16,7 @@ use super::state::{DataDir, StoredPod, read};
 use super::users::UserError;
 use super::{PodPermits, users};
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
+use rcfarm_api::backoff;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::node::Health;
@@ -41,6 +42,14 @@ pub(super) struct PodTask {
     pub(super) was_started: bool,
     /// What is known of its intent while the list of intents lacks it.
     pub(super) proof: Proof,
+    /// Unclear proofs in a row.
+    unclear: u32,
+    /// The intent that the last report names, if that may be another one.
+    reported: Option<IntentIndex>,
+    /// When its end is stored again, after that failed.
+    pub(super) forget_at: Option<Duration>,
+    /// The files of an earlier pod of this id are still there: nothing is started beside them.
+    pub(super) has_foreign_files: bool,
 }
 
 pub(super) struct PodProcess {
@@ -127,7 +136,12 @@ impl Drop for PodTask {
 const CANNOT_START_AFTER: u32 = 3;
 
 /// Note in the status of a pod whose intent Consul has lost.
-const LOST: &str = "the pod is not intended, but Consul has lost its past, so it goes on running";
+const LOST: &str = "the pod is not intended, but Consul has neither the intent nor a report of it: it was wiped or \
+                    restored, so the pod goes on running";
+/// Pause before a proof that was unclear is asked for again. It doubles with each in a row.
+const PROVE_AGAIN: Duration = Duration::from_secs(1);
+/// Upper bound of that pause.
+const LONGEST_PROVE_AGAIN: Duration = Duration::from_secs(60);
 
 impl PodTask {
     /// An intended pod whose processes wait for their start.
@@ -172,6 +186,10 @@ impl PodTask {
             single_instance_check: None,
             was_started: false,
             proof: Proof::default(),
+            unclear: 0,
+            reported: None,
+            forget_at: None,
+            has_foreign_files: false,
         }
     }
 
@@ -188,6 +206,10 @@ impl PodTask {
             single_instance_check: None,
             was_started: false,
             proof: Proof::default(),
+            unclear: 0,
+            reported: None,
+            forget_at: None,
+            has_foreign_files: false,
         }
     }
 
@@ -243,14 +265,52 @@ impl PodTask {
             owner: self.intended.owner,
             devices: self.intended.devices.clone(),
             intent_index: self.intended.index,
+            reported: self.reported,
             forgotten: false,
         }
+    }
+
+    /// Notes that the list has the pod, with the same manifest and devices. `reported`: the intent that its last report
+    /// names. Returns whether the pod must be stored: its intent is another one.
+    #[must_use]
+    pub(super) fn intended_again(
+        &mut self,
+        intended: Intended,
+        reported: Option<IntentIndex>,
+    ) -> bool {
+        let is_new = self.intended.index != intended.index;
+        if is_new {
+            // Until a report names the new one, Consul has the other.
+            self.reported = reported.or(self.reported);
+            // A check may be under way for the other one, and another node may have had the pod in between.
+            self.reset_single_instance();
+        }
+        self.intended = intended;
+        is_new
+    }
+
+    /// Notes that the pod is not to be forgotten.
+    pub(super) fn listed(&mut self) {
+        (self.proof, self.unclear, self.forget_at) = (Proof::Unasked, 0, None);
+    }
+
+    /// Notes an unclear proof. Returns how many there were in a row.
+    pub(super) fn unclear(&mut self, now: Duration) -> u32 {
+        let pause = backoff(PROVE_AGAIN, LONGEST_PROVE_AGAIN, self.unclear);
+        self.unclear = self.unclear.saturating_add(1);
+        self.proof = Proof::Unclear(now.saturating_add(pause));
+        self.unclear
+    }
+
+    /// Adopts the pod as the last agent stored it.
+    pub(super) fn adopt_record(&mut self, reported: Option<IntentIndex>) {
+        self.reported = reported;
     }
 
     /// What a report must say to prove that Consul has had the pod's intent.
     pub(super) fn expected(&self, reported: Option<IntentIndex>) -> Expected {
         let running = self.processes.values().filter_map(|process| process.running.as_ref());
-        let intents = self.intended.index.into_iter().chain(reported);
+        let intents = self.intended.index.into_iter().chain(reported).chain(self.reported);
         Expected {
             intents: intents.filter(|intent| *intent != IntentIndex::NONE).collect(),
             processes: running.map(|running| (running.pid, running.started_at)).collect(),
@@ -265,6 +325,7 @@ impl PodTask {
             may_start: self.was_started,
             was_started: self.was_started,
             proof: self.proof,
+            forget_at: self.forget_at,
             processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
         }
     }

@@ -47,6 +47,8 @@ pub(super) struct NodePods {
 
 /// Interval of health checks until the first verdict, unless the check's own interval is shorter.
 const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Pause before a pod's end is stored again, after that failed.
+const FORGET_AGAIN: Duration = Duration::from_secs(5);
 
 impl NodePods {
     /// Time since the agent's start.
@@ -63,7 +65,8 @@ impl NodePods {
                 forgotten.push(id);
                 continue;
             }
-            self.insert(id.clone(), stored.into(), now);
+            let reported = stored.reported;
+            self.insert(id.clone(), stored.into(), now).adopt_record(reported);
             let names = self.by_id.get_mut(&id).map(|pod| pod.launchables(&self.data));
             for name in names.unwrap_or_default() {
                 let dir = self.data.launchable(&id, &name);
@@ -97,24 +100,49 @@ impl NodePods {
         }
     }
 
-    /// Accepts a pod of which no process is left. If the pod before it was another job's, its files are deleted: logs and
-    /// counted starts are that job's.
+    /// Accepts a pod of which no process is left. Files of an earlier pod of its id are deleted, unless that was the same
+    /// job's or another version of it: logs and counted starts are the other's.
     pub(super) fn accept(&mut self, id: PodId, intended: Intended) {
         info!(pod = %id, "pod accepted");
-        if self.by_id.get(&id).is_some_and(|pod| pod.intended.job != intended.job) {
-            info!(pod = %id, "the pod before it was another job's: its files are deleted");
-            if let Err(error) = self.data.forget(&id) {
-                warn!(pod = %id, %error, "the files of the pod before it cannot be deleted");
-            }
+        let is_known = self.by_id.contains_key(&id);
+        let has_foreign_files = self.is_foreign(&id, &intended) && {
+            info!(pod = %id, "files of another pod of this id are deleted");
             cgroup::remove(&self.settings.name, &id);
+            !self.forget_files(&id)
+        };
+        if is_known && let Err(error) = self.data.forget_starts(&id) {
+            warn!(pod = %id, %error, "the records of the pod's earlier starts cannot be deleted");
         }
         let now = self.uptime();
         let pod = self.insert(id.clone(), intended, now);
+        pod.has_foreign_files = has_foreign_files;
         if let Err(why) = &pod.spec {
             warn!(pod = %id, why, "pod cannot be run");
         }
         // Before it is reported: the next agent must delete the status when the intent is deleted.
-        self.store(&id);
+        if !has_foreign_files {
+            self.store(&id);
+        }
+    }
+
+    /// Whether the files of this id are of another pod: of another job, or forgotten. Where the record of the pod cannot
+    /// be read, a process may still run, and its files are needed to find it.
+    fn is_foreign(&self, id: &PodId, intended: &Intended) -> bool {
+        if let Some(pod) = self.by_id.get(id) {
+            return pod.intended.job != intended.job;
+        }
+        let stored = self.data.stored(id);
+        stored.is_some_and(|pod| pod.forgotten || Intended::from(pod).job != intended.job)
+    }
+
+    /// Deletes a pod's files. Returns whether none is left.
+    fn forget_files(&self, id: &PodId) -> bool {
+        let forgotten = self.data.forget(id);
+        if let Err(error) = &forgotten {
+            warn!(pod = %id, %error, "the files of the pod before it cannot be deleted");
+        }
+        self.data.empty_trash();
+        forgotten.is_ok()
     }
 
     /// Stores a pod. A failure is told by the next start, which stores it again.
@@ -127,7 +155,7 @@ impl NodePods {
     }
 
     /// Reads the manifest of a pod. If that panics, the pod has a status that says so, and no processes.
-    fn insert(&mut self, id: PodId, intended: Intended, now: Duration) -> &PodTask {
+    fn insert(&mut self, id: PodId, intended: Intended, now: Duration) -> &mut PodTask {
         let (data, permits) = (&self.data, &self.settings.permits);
         let read =
             AssertUnwindSafe(|| PodTask::new(id.clone(), intended.clone(), data, permits, now));
@@ -200,8 +228,14 @@ impl NodePods {
     }
 
     pub(super) fn start(&mut self, id: &PodId, name: &str) {
+        let has_foreign_files = self.by_id.get(id).is_some_and(|pod| pod.has_foreign_files);
+        let has_foreign_files = has_foreign_files && !self.forget_files(id);
         let Some(pod) = self.by_id.get_mut(id) else { return };
-        let launch = pod.launch(name, &self.settings, &self.data);
+        pod.has_foreign_files = has_foreign_files;
+        let launch = match has_foreign_files {
+            true => Err("files of an earlier pod of this id cannot be deleted".into()),
+            false => pod.launch(name, &self.settings, &self.data),
+        };
         let Some(process) = pod.processes.get_mut(name) else { return };
         process.starting(launch.as_ref().ok());
         pod.was_started = true;
@@ -347,16 +381,22 @@ impl NodePods {
         self.spawn_for(id, None, async move { driver.stop(&running, &signal, grace).await });
     }
 
-    pub(super) fn forget(&mut self, id: &PodId) {
-        info!(pod = %id, "pod removed");
-        // Its reports are the proof of its deletion, and they are deleted now. Without the mark the next agent would take
-        // the pod for one whose past Consul has lost, and keep it.
-        if let Some(pod) = self.by_id.remove(id)
-            && let Err(error) = self.data.keep(id, &StoredPod { forgotten: true, ..pod.stored() })
-        {
-            warn!(pod = %id, %error, "the pod cannot be marked as forgotten");
+    /// Forgets a pod. Its reports are the proof of its deletion, and they are deleted after it. Without the mark the next
+    /// agent would take the pod for one that Consul has lost, and keep it. Returns whether the mark is written.
+    #[must_use]
+    pub(super) fn forget(&mut self, id: &PodId) -> bool {
+        let again = self.uptime().saturating_add(FORGET_AGAIN);
+        let Some(pod) = self.by_id.get_mut(id) else { return true };
+        let marked = self.data.keep(id, &StoredPod { forgotten: true, ..pod.stored() });
+        if let Err(error) = marked {
+            warn!(pod = %id, %error, "the pod cannot be marked as forgotten: its reports stay until it is");
+            pod.forget_at = Some(again);
+            return false;
         }
+        info!(pod = %id, "pod removed");
+        self.by_id.remove(id);
         cgroup::remove(&self.settings.name, id);
+        true
     }
 }
 

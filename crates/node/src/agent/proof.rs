@@ -8,7 +8,7 @@
 //! | report in Consul, by one atomic read | intent | so |
 //! |---|---|---|
 //! | names the pod's intent | absent | the intent was deleted: the pod is stopped |
-//! | absent, or names none or another | absent | Consul has lost its past: the pod goes on, and is reported again |
+//! | absent, or names none or another | absent | Consul was wiped or restored: the pod goes on, and is reported again |
 //! | any | there, or hidden | the list was old or short: it is read again |
 //! | changes meanwhile | any | asked again |
 //!
@@ -32,7 +32,7 @@ pub enum Proof {
     Unclear(Duration),
     /// It was deleted.
     Gone,
-    /// Consul has lost its past. This lasts until the pod is intended again.
+    /// Consul has neither the intent nor a report of it. This lasts until the pod is intended again.
     Lost,
 }
 

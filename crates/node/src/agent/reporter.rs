@@ -53,8 +53,8 @@ pub(super) struct Reporter {
     deleting: BTreeSet<PodId>,
     /// The intent that each pod's last acknowledged report names, and the ModifyIndex of that report.
     reported: BTreeMap<PodId, (IntentIndex, Index)>,
-    /// Intents as listed that Consul no longer had when a report was written.
-    outdated: BTreeMap<PodId, IntentIndex>,
+    /// Intents as listed that Consul no longer had when a report was written, and when it said so.
+    outdated: BTreeMap<PodId, (IntentIndex, Instant)>,
     /// The token may not read the intents: until then, no report is written that depends on one.
     forbidden_until: Option<Instant>,
     /// The first pod that did not fit the last transaction. The next one begins with it.
@@ -151,6 +151,11 @@ impl Reporter {
         self.outdated.remove(id);
     }
 
+    /// Notes a list of intents that was asked for at this moment. It shows what is there after the refusals before it.
+    pub(super) fn intents_read(&mut self, asked: Instant) {
+        self.outdated.retain(|_, (_, refused_at)| *refused_at > asked);
+    }
+
     /// The intent that a pod's last acknowledged report names, and the ModifyIndex of that report.
     pub(super) fn reported(&self, id: &PodId) -> Option<(IntentIndex, Index)> {
         self.reported.get(id).copied()
@@ -228,7 +233,7 @@ impl Reporter {
             listed,
             proof: pod.proof,
             reported: self.reported(&pod.id),
-            outdated: self.outdated.get(&pod.id).copied(),
+            outdated: self.outdated.get(&pod.id).map(|(intent, _)| *intent),
         })
     }
 
@@ -386,7 +391,7 @@ impl Reporter {
         for refusal in refusals {
             match guards.remove(&refusal.op) {
                 Some((id, ReportBasis::Intent(intent))) => {
-                    self.outdated.insert(id, intent);
+                    self.outdated.insert(id, (intent, monotonic()));
                     result = match result {
                         ReportResult::Changed => ReportResult::Changed,
                         _ => ReportResult::Outdated,
@@ -429,8 +434,9 @@ impl Reporter {
             if !pods.contains_key(&id)
                 && let Err(error) = self.data.forget(&id)
             {
-                warn!(pod = %id, %error, "the pod's directory cannot be removed");
+                warn!(pod = %id, %error, "the pod's files cannot be removed before the next start of the agent");
             }
+            self.data.empty_trash();
         }
     }
 

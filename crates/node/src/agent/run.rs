@@ -40,8 +40,6 @@ pub struct Agent {
 /// With [`AtShutdown::StopPods`], how long the agent waits for its pods to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause before a proof that was unclear is asked for again.
-const PROVE_AGAIN: Duration = Duration::from_secs(1);
 /// Interval of comparisons of the reports in Consul with those that the agent wrote.
 const COMPARE_EVERY: Duration = Duration::from_secs(300);
 
@@ -99,6 +97,7 @@ impl Agent {
             is_proving: false,
             read_intents_again: Arc::default(),
         };
+        agent.pods.data.empty_trash();
         for forgotten in agent.pods.adopt().await {
             agent.reporter.forget(&forgotten);
         }
@@ -175,7 +174,10 @@ impl AgentLoop {
                 self.pods.by_id.values_mut().for_each(PodTask::reset_single_instance);
             }
             AgentEvent::Proved(verdicts) => self.proved(verdicts),
-            AgentEvent::CompareReports => self.compare_reports(),
+            AgentEvent::CompareReports => {
+                self.pods.data.empty_trash();
+                self.compare_reports();
+            }
             AgentEvent::Unreported(pods) => self.reporter.write_unless_newer(&pods),
             AgentEvent::SingleInstance(pod) => {
                 if let Some(pod) = self.pods.checking(&pod) {
@@ -188,7 +190,10 @@ impl AgentLoop {
                     pod.waits_for = nodes;
                 }
             }
-            AgentEvent::Intents(intents) => self.intents_read(intents),
+            AgentEvent::Intents(intents, asked) => {
+                self.reporter.intents_read(asked);
+                self.intents_read(intents);
+            }
             AgentEvent::Started(pod, name, started) => {
                 self.pods.catching(&pod, |pods| pods.started(&pod, &name, started));
             }
@@ -232,13 +237,11 @@ impl AgentLoop {
         for (id, intended) in &intents.pods {
             // The owner may have changed. A pod with another hash is replaced by the plan.
             let Some(pod) = self.pods.by_id.get_mut(id) else { continue };
-            pod.proof = Proof::Unasked;
-            if pod.intended.hash == intended.hash {
-                let is_stored = pod.intended.index == intended.index;
-                pod.intended = intended.clone();
-                if !is_stored {
-                    self.pods.store(id);
-                }
+            pod.listed();
+            let reported = self.reporter.reported(id).map(|(intent, _)| intent);
+            if pod.intended.hash == intended.hash && pod.intended_again(intended.clone(), reported)
+            {
+                self.pods.store(id);
             }
         }
         self.intents = Some(intents);
@@ -266,21 +269,25 @@ impl AgentLoop {
 
     fn proved(&mut self, verdicts: BTreeMap<PodId, Verdict>) {
         self.is_proving = false;
-        let again = self.pods.uptime().saturating_add(PROVE_AGAIN);
+        let now = self.pods.uptime();
         let mut is_lost = false;
         for (id, verdict) in verdicts {
             // A pod that is intended again meanwhile needs no proof.
             let pod = self.pods.by_id.get_mut(&id).filter(|pod| pod.proof == Proof::Asked);
             let Some(pod) = pod else { continue };
-            pod.proof = match verdict {
-                Verdict::Gone => Proof::Gone,
-                Verdict::Lost => Proof::Lost,
-                Verdict::Unclear => Proof::Unclear(again),
-            };
             match verdict {
-                Verdict::Gone => {}
-                Verdict::Unclear => self.read_intents_again.notify_one(),
+                Verdict::Gone => pod.proof = Proof::Gone,
+                Verdict::Unclear => {
+                    let in_a_row = pod.unclear(now);
+                    if in_a_row == 5 || in_a_row.is_multiple_of(20) {
+                        warn!(pod = %id, in_a_row,
+                            "the list of intents lacks the pod, but its intent is there or its report cannot be read: the \
+                             token may lack rights. The pod goes on running");
+                    }
+                    self.read_intents_again.notify_one();
+                }
                 Verdict::Lost => {
+                    pod.proof = Proof::Lost;
                     is_lost = true;
                     warn!(alert = true, pod = %id,
                         "Consul has neither the pod's intent nor this agent's report of it: it was wiped, restored or \
@@ -400,8 +407,9 @@ impl AgentLoop {
             }
             AgentAction::Stop(id, name, why) => self.pods.stop(&id, &name, why),
             AgentAction::Forget(id) => {
-                self.pods.forget(&id);
-                self.reporter.forget(&id);
+                if self.pods.forget(&id) {
+                    self.reporter.forget(&id);
+                }
             }
         }
     }
@@ -434,8 +442,7 @@ impl AgentLoop {
         self.intents = Some(NodeIntents::default());
         self.pods.by_id.values_mut().for_each(|pod| pod.proof = Proof::Gone);
         loop {
-            self.act();
-            self.report();
+            let next = [self.act(), self.report()].into_iter().flatten().min();
             let pods = self.pods.by_id.len();
             if pods == 0 && (self.reporter.is_empty() || self.presence.is_none()) {
                 return;
@@ -447,10 +454,11 @@ impl AgentLoop {
                     return;
                 }
                 Some(event) = events_in.recv() => {
-                    if !matches!(event, AgentEvent::Intents(_)) {
+                    if !matches!(event, AgentEvent::Intents(..)) {
                         self.handle(event);
                     }
                 }
+                () = wait_until(next) => {}
             }
         }
     }

@@ -14,6 +14,7 @@
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
 //! | `work/<pod>/home/` | home of a pod with another user than the agent, which owns it |
 //! | `work/<pod>/config.yaml` | configuration of such a pod, which it may read |
+//! | `trash/` | files of forgotten pods that are being deleted |
 //!
 //! `pods/` belongs to the agent alone: who may replace a `launch.json` chooses the user of a process. A pod that has the
 //! agent's user has its home and configuration there too.
@@ -27,12 +28,14 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::users::UserIds;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
@@ -59,6 +62,9 @@ pub struct StoredPod {
     /// The intent, as last read.
     #[serde(default)]
     pub intent_index: Option<IntentIndex>,
+    /// The intent that the last report names, if that may be another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reported: Option<IntentIndex>,
     /// It was forgotten: its deletion was proved, and no process is left. Its files stay until its reports are deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forgotten: bool,
@@ -69,6 +75,7 @@ pub struct StoredPod {
 pub struct DataDir {
     root: PathBuf,
     memory: Mutex<()>,
+    is_emptying_trash: AtomicBool,
     _lock: File,
 }
 
@@ -87,7 +94,8 @@ impl DataDir {
             format!("another agent runs with the data directory {}", root.display())
         })?;
         let root = fs::canonicalize(root).map_err(say)?;
-        Ok(DataDir { root, memory: Mutex::default(), _lock: lock })
+        let (memory, is_emptying_trash) = Default::default();
+        Ok(DataDir { root, memory, is_emptying_trash, _lock: lock })
     }
 
     /// The directory itself.
@@ -194,11 +202,17 @@ impl DataDir {
     pub fn pods(&self) -> BTreeMap<PodId, StoredPod> {
         let Ok(entries) = fs::read_dir(self.root.join("pods")) else { return BTreeMap::new() };
         let pod = |entry: io::Result<fs::DirEntry>| {
-            let entry = entry.ok()?;
-            let pod: PodId = entry.file_name().to_str()?.parse().ok()?;
-            Some((pod, read(&entry.path().join("pod.json"))?))
+            let pod: PodId = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let stored = self.stored(&pod)?;
+            Some((pod, stored))
         };
         entries.filter_map(pod).collect()
+    }
+
+    /// A pod as it was last stored.
+    #[must_use]
+    pub fn stored(&self, pod: &PodId) -> Option<StoredPod> {
+        read(&self.pod(pod).join("pod.json"))
     }
 
     /// Stores a pod.
@@ -210,15 +224,73 @@ impl DataDir {
         write(&self.pod(pod).join("pod.json"), kept)
     }
 
-    /// Deletes a pod and all its files, logs included.
+    /// Forgets a pod and all its files, logs included. They are in the trash then ([`DataDir::empty_trash`]).
+    ///
+    /// # Errors
+    /// What the file system says of either of its directories; the other one is gone.
+    pub fn forget(&self, pod: &PodId) -> io::Result<()> {
+        let [work, own] = [self.work(pod), self.pod(pod)].map(|dir| self.discard(&dir));
+        work.and(own)
+    }
+
+    fn trash(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+
+    /// Moves a directory, if it is there, to the trash: a large one takes long to delete.
+    fn discard(&self, dir: &Path) -> io::Result<()> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        if !fs::symlink_metadata(dir).is_ok_and(|found| found.is_dir()) {
+            return Ok(());
+        }
+        make_dir(&self.trash())?;
+        loop {
+            let next = NEXT.fetch_add(1, Ordering::Relaxed);
+            match fs::rename(dir, self.trash().join(format!("{}-{next}", std::process::id()))) {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                // It is on another file system.
+                Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                    return fs::remove_dir_all(dir);
+                }
+                moved => return moved,
+            }
+        }
+    }
+
+    /// Deletes what is in the trash, in a thread of its own. What cannot be deleted stays for the next time.
+    pub fn empty_trash(self: &Arc<Self>) {
+        if !self.trash().exists() || self.is_emptying_trash.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let data = Arc::clone(self);
+        let spawned = thread::Builder::new().spawn(move || {
+            let entries = fs::read_dir(data.trash()).into_iter().flatten().flatten();
+            for path in entries.map(|entry| entry.path()) {
+                if let Err(error) = fs::remove_dir_all(&path) {
+                    warn!(path = %path.display(), %error, "files of a forgotten pod cannot be deleted");
+                }
+            }
+            data.is_emptying_trash.store(false, Ordering::SeqCst);
+        });
+        if let Err(error) = spawned {
+            self.is_emptying_trash.store(false, Ordering::SeqCst);
+            warn!(%error, "no thread can be started that deletes files of forgotten pods");
+        }
+    }
+
+    /// Deletes the records of a pod's starts: the next ones are of another manifest or of other devices.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn forget(&self, pod: &PodId) -> io::Result<()> {
-        for dir in [self.work(pod), self.pod(pod)] {
-            match fs::remove_dir_all(dir) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                other => other?,
+    pub fn forget_starts(&self, pod: &PodId) -> io::Result<()> {
+        for name in self.launchables(pod) {
+            // `launch.json` last: without it, the directory is none of a launchable.
+            for record in ["running.json", "exit.json", "launch.json"] {
+                match fs::remove_file(self.launchable(pod, &name).join(record)) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed?,
+                }
             }
         }
         Ok(())
@@ -314,7 +386,14 @@ mod tests {
 
     fn kept(manifest: &str) -> StoredPod {
         let (manifest, devices) = (manifest.to_owned(), BTreeMap::new());
-        StoredPod { manifest, owner: None, devices, intent_index: None, forgotten: false }
+        StoredPod {
+            manifest,
+            owner: None,
+            devices,
+            intent_index: None,
+            reported: None,
+            forgotten: false,
+        }
     }
 
     #[test]
@@ -332,6 +411,41 @@ mod tests {
         data.forget(&web).unwrap();
         data.forget(&web).unwrap();
         assert!(data.pods().is_empty());
+    }
+
+    #[test]
+    fn forget_moves_both_directories_to_the_trash_which_is_emptied() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = Arc::new(DataDir::open(directory.path()).unwrap());
+        let pod: PodId = "web".parse().unwrap();
+        let dirs = || [data.pod(&pod), data.work(&pod)];
+        for n in 0..2 {
+            for dir in dirs() {
+                fs::create_dir_all(dir.join(format!("deep/{n}"))).unwrap();
+            }
+            data.forget(&pod).unwrap();
+            assert_eq!(dirs().map(|dir| dir.exists()), [false, false]);
+        }
+        assert_eq!(fs::read_dir(data.trash()).unwrap().count(), 4);
+        data.empty_trash();
+        while data.is_emptying_trash.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        assert_eq!(fs::read_dir(data.trash()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn forget_that_failed_can_be_repeated() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = DataDir::open(directory.path()).unwrap();
+        let pod: PodId = "web".parse().unwrap();
+        fs::create_dir_all(data.pod(&pod)).unwrap();
+        fs::create_dir_all(data.work(&pod)).unwrap();
+        fs::write(data.trash(), "").unwrap();
+        assert!(data.forget(&pod).is_err());
+        fs::remove_file(data.trash()).unwrap();
+        data.forget(&pod).unwrap();
+        assert!(!data.pod(&pod).exists() && !data.work(&pod).exists());
     }
 
     #[test]

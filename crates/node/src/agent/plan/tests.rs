@@ -14,6 +14,7 @@ fn pod(hash: u64, states: &[AgentPodState]) -> AgentPod {
         may_start: true,
         was_started: true,
         proof: Proof::Gone,
+        forget_at: None,
         processes: processes.collect(),
     }
 }
@@ -176,4 +177,25 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn forget_that_could_not_be_stored_waits() {
+    let now = Duration::from_secs(60);
+    let later = now + Duration::from_secs(5);
+    let pod = AgentPod { forget_at: Some(later), ..pod(7, &[AgentPodState::Ended]) };
+    let waits = decide(Some(&[]), &[], &[(1, pod.clone())], true, now);
+    assert_eq!((waits.actions, waits.again_at), (vec![], Some(later)));
+    let due = decide(Some(&[]), &[], &[(1, pod)], true, later);
+    assert_eq!(due.actions, [AgentAction::Forget(id(1))]);
+}
+
+#[test]
+fn single_instance_is_not_checked_before_the_first_list() {
+    let now = Duration::from_secs(60);
+    let due = AgentPodState::Waiting(now);
+    let single = AgentPod { single_instance: SingleInstance::Unchecked, ..pod(7, &[due]) };
+    assert_eq!(decide(None, &[], &[(1, single.clone())], true, now).actions, []);
+    let listed = decide(Some(&[(1, 7)]), &[], &[(1, single)], true, now);
+    assert_eq!(listed.actions, [AgentAction::CheckSingleInstance(id(1))]);
 }

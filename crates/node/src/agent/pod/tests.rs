@@ -1,3 +1,4 @@
+use rcfarm_store::Index;
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 use super::super::driver::StartFailure;
@@ -146,4 +147,65 @@ fn notes_of_one_launchable_stay_when_another_starts() {
     let notes = pod.task.report().status.notes;
     assert_eq!(notes.len(), 2, "{notes:?}");
     assert!(notes.iter().any(|note| note.contains("under 100ms")), "{notes:?}");
+}
+
+fn index(at: u64) -> IntentIndex {
+    IntentIndex { create_index: Index(at), modify_index: Index(at) }
+}
+
+#[test]
+fn intent_written_again_is_proved_by_the_report_of_the_one_before() {
+    let mut pod = Pod::new(ALWAYS);
+    pod.task.intended.index = Some(index(5));
+    let again = Intended { index: Some(index(7)), ..pod.task.intended.clone() };
+    assert!(pod.task.intended_again(again.clone(), Some(index(5))));
+    // The agent ends before a report names the new one.
+    let stored = pod.task.stored();
+    let mut next = task(&stored.manifest, &pod.data);
+    next.intended.index = stored.intent_index;
+    next.adopt_record(stored.reported);
+    assert_eq!(next.expected(None).intents, [index(7), index(5)]);
+    assert!(!next.intended_again(again, None), "nothing is to be stored");
+}
+
+#[test]
+fn new_intent_ends_the_check_for_other_instances() {
+    let mut pod = Pod::new(&format!("{ALWAYS}single_instance: true\n"));
+    for state in [SingleInstance::Checking, SingleInstance::Confirmed] {
+        pod.task.single_instance = state;
+        let same = pod.task.intended.clone();
+        assert!(!pod.task.intended_again(same.clone(), None));
+        assert_eq!(pod.task.single_instance, state);
+        let modify = same.index.map_or(1, |index| index.modify_index.0 + 1);
+        let again = Intended { index: Some(index(modify)), ..same };
+        assert!(pod.task.intended_again(again, None));
+        assert_eq!(pod.task.single_instance, SingleInstance::Unchecked);
+    }
+}
+
+#[test]
+fn unclear_proof_is_asked_for_less_and_less() {
+    let mut pod = Pod::new(ALWAYS);
+    let mut at = |now: u64| {
+        pod.task.unclear(Duration::from_secs(now));
+        let Proof::Unclear(at) = pod.task.proof else { panic!("{:?}", pod.task.proof) };
+        at.as_secs() - now
+    };
+    let pauses: Vec<u64> = (0..8).map(&mut at).collect();
+    assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+    pod.task.listed();
+    pod.task.unclear(Duration::ZERO);
+    assert_eq!(pod.task.proof, Proof::Unclear(Duration::from_secs(1)));
+}
+
+#[test]
+fn starts_of_another_manifest_are_not_the_pods_own() {
+    let mut pod = Pod::new(NEVER);
+    pod.start();
+    pod.exits(None);
+    pod.data.forget_starts(&pod.task.id).unwrap();
+    let mut next = task(ALWAYS, &pod.data);
+    next.adopt("main", FoundProcess::Nothing, Duration::ZERO);
+    assert!(!next.was_started);
+    assert_eq!(next.next_start("main"), (1, 0));
 }
