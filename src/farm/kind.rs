@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::metrics::RecordMetrics;
 use super::records::{Locks, RecordLabels, Records};
 use super::settings::FarmSettings;
+use super::status_check::StatusCheck;
 use super::subscriptions::Subscriber;
 use rcfarm_api::FieldError;
 use rcfarm_api::ids::{FarmName, RecordId};
@@ -66,6 +67,8 @@ pub struct ClaimedRecord {
     pub labels: Arc<Cache<RecordLabels>>,
     /// All locks of the kind.
     pub locks: Arc<Cache<Locks>>,
+    /// Compares the statuses of the kind's records with what their owners know.
+    pub statuses: Arc<StatusCheck>,
     /// What is measured of it.
     pub metrics: Arc<RecordMetrics>,
 }

@@ -12,6 +12,7 @@ use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
 use super::kind::{Kind, KindSpec, RegisteredKind};
 use super::record_task::TaskHandle;
 use super::records::{Locks, RecordLabels, Records};
+use super::status_check::StatusCheck;
 use super::subscriptions::Subscriptions;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::RecordId;
@@ -26,6 +27,7 @@ pub(super) struct KindState {
     pub(super) records: Arc<Cache<Records>>,
     pub(super) labels: Arc<Cache<RecordLabels>>,
     pub(super) locks: Arc<Cache<Locks>>,
+    pub(super) statuses: Arc<StatusCheck>,
     /// Cancelled when the kind has its first record. Then its locks, and the caches that its controllers read, are
     /// watched.
     pub(super) begun: CancellationToken,
@@ -68,7 +70,8 @@ pub(super) enum LockRelease {
 }
 
 impl KindState {
-    pub(super) fn new(kind: &RegisteredKind, reader: &Arc<dyn Reader>) -> Self {
+    /// `ops`: limit of operations in one transaction.
+    pub(super) fn new(kind: &RegisteredKind, reader: &Arc<dyn Reader>, ops: usize) -> Self {
         let RegisteredKind { spec, kind } = kind.clone();
         let cache = if spec.is_guarded { Cache::guarded } else { Cache::new };
         KindState {
@@ -79,6 +82,7 @@ impl KindState {
                 spec.locks.clone(),
                 PollPolicy { reading: PollPolicy::LOCKS.reading, ..spec.poll_policy },
             ),
+            statuses: Arc::new(StatusCheck::new(spec.name, reader.clone(), ops)),
             begun: CancellationToken::new(),
             labelled: CancellationToken::new(),
             kind,
@@ -120,6 +124,10 @@ impl KindState {
             let changed = ids.filter(|id| others(&old.value, id) != others(&new.value, id));
             wake.records(changed.cloned());
             wake.plan_claims();
+        });
+        let statuses = self.statuses.clone();
+        of_kind.run(|wake, ids| async move {
+            statuses.run(ids, move |found| wake.records(found)).await;
         });
         self.kind.subscribe(&mut of_kind);
     }

@@ -25,6 +25,7 @@ mod run;
 mod session_loop;
 mod settings;
 pub mod status_chain;
+pub mod status_check;
 pub mod subscriptions;
 mod wake_queue;
 

@@ -190,6 +190,7 @@ impl FarmLoop<'_> {
                 records: state.records.clone(),
                 labels: state.labels.clone(),
                 locks: state.locks.clone(),
+                statuses: state.statuses.clone(),
                 metrics: RecordMetrics::new(self.farm.metrics.clone(), state.spec.name, id.clone()),
             };
             let child = RecordTask {

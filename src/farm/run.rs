@@ -94,8 +94,9 @@ impl Farm {
         let wake_queue = Arc::new(WakeQueue::default());
         let peers = Cache::<Peers>::new(reader.clone(), key::farms(), PollPolicy::PROMPT);
         let doorbells = Cache::<Doorbells>::new(reader.clone(), key::bells(), PollPolicy::PROMPT);
+        let ops = self.context.settings.limits.ops;
         let states: Vec<KindState> =
-            self.kinds.iter().map(|kind| KindState::new(kind, &reader)).collect();
+            self.kinds.iter().map(|kind| KindState::new(kind, &reader, ops)).collect();
         let mut watches = JoinSet::new();
         let subscriptions = self.subscribe(&wake_queue, &peers, &doorbells, &states);
         let (caches, tasks) = subscriptions.into_parts();

@@ -15,10 +15,13 @@
 
 mod machine;
 
+use std::sync::Arc;
+
 use tracing::{debug, info};
 
 use super::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
 use super::metrics::{CommitOutcome, RecordGauges};
+use super::status_check::ExpectedStatus;
 use machine::{CommitAnswer, Machine, Next};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::{FieldError, Stored};
@@ -100,6 +103,8 @@ pub struct StatusChain<S> {
     record: Key,
     key: Key,
     machine: Machine<S>,
+    /// What the periodic check of statuses compares.
+    expected: Arc<ExpectedStatus>,
 }
 
 /// Positions of the parts of a transaction.
@@ -132,9 +137,11 @@ impl<S: ChainedStatus> StatusChain<S> {
     ) -> Self {
         let (ctx, claimed) = (ctx.clone(), claimed.clone());
         let is_read = read.is_some();
-        let chain = StatusChain { ctx, claimed, record, key, machine: Machine::new(read) };
+        let expected = claimed.statuses.register(&claimed.id, &key);
+        let machine = Machine::new(read);
+        let chain = StatusChain { ctx, claimed, record, key, machine, expected };
         if is_read {
-            chain.show();
+            chain.note_known();
         }
         chain
     }
@@ -151,7 +158,7 @@ impl<S: ChainedStatus> StatusChain<S> {
 
     /// Whether [`StatusChain::refresh`] must be called before the next plan. Nothing is committed until then.
     pub fn is_behind(&self) -> bool {
-        self.machine.is_behind() || self.has_dependents()
+        self.machine.is_behind() || self.has_dependents() || self.expected.differs()
     }
 
     /// Requires a [`StatusChain::refresh`] before the next plan.
@@ -168,11 +175,13 @@ impl<S: ChainedStatus> StatusChain<S> {
         self.machine.fall_behind();
         let (index, status) = self.read().await?;
         self.machine.refreshed(index, status);
-        self.show();
+        self.note_known();
         if self.has_dependents() { self.seal().await } else { Ok(()) }
     }
 
-    fn show(&self) {
+    /// Notes the status as just read or written.
+    fn note_known(&self) {
+        self.expected.set(self.index());
         if let Some(gauges) = self.status().gauges() {
             self.claimed.metrics.shows(gauges);
         }
@@ -218,7 +227,7 @@ impl<S: ChainedStatus> StatusChain<S> {
             }
             Ok(Commit::Applied(index)) => {
                 self.machine.answered(sent, &CommitAnswer::Applied(index));
-                self.show();
+                self.note_known();
                 return Ok(Committed::Applied(index));
             }
             Err(error) => error,
@@ -229,7 +238,7 @@ impl<S: ChainedStatus> StatusChain<S> {
             && let Ok((index, found)) = self.read().await
             && self.machine.read_back(index, &found)
         {
-            self.show();
+            self.note_known();
             info!(record = %self.claimed.id, %error, "the transaction was applied, its answer was lost");
             return Ok(Committed::Applied(index));
         }

@@ -231,9 +231,13 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
 /// Status of this job. The status of an older job of the name is replaced by a new one.
 fn present(seen: &JobObserved<'_>) -> JobStatus {
     let mut status = seen.status.clone();
-    if status.uid != seen.uid || status.created.is_none() {
+    let is_same = status.uid == seen.uid;
+    if !is_same || status.created.is_none() {
         let revision = status.revision;
-        status = JobStatus { uid: seen.uid, revision, ..JobStatus::default() };
+        // Until the job's first plan its status says at most why its record is not valid, beside what a newer version
+        // has written.
+        let other = if is_same { std::mem::take(&mut status.other) } else { Default::default() };
+        status = JobStatus { uid: seen.uid, revision, other, ..JobStatus::default() };
         status.created = Some(seen.now);
         // Neither group nor pods exist yet, unless the status was deleted.
         status.round = seen.group.round;

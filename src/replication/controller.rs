@@ -12,7 +12,6 @@ use tracing::{debug, info, warn};
 use super::caches::{OwnWrites, RcCaches};
 use super::plan::{PlannedCondition, PodStep, ReplicationPlan, TransferPlan};
 use super::proof::ProvedIntents;
-use super::statuses::ExpectedIndex;
 use super::writes::{self, BatchError};
 use super::{Pods, events};
 use crate::cluster::ClusterView;
@@ -63,8 +62,6 @@ pub struct RcController {
     pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
     pub(super) chain: StatusChain<RcStatus>,
-    /// ModifyIndex of the status, for the periodic check of the store.
-    expected: Arc<ExpectedIndex>,
     pub(super) own: OwnWrites,
     pub(super) proved: ProvedIntents,
     /// The value decoded last, and its result.
@@ -108,10 +105,8 @@ impl RcController {
     ) -> RcController {
         let statuses = &caches.statuses;
         let read = statuses.at_claim.take(|all| all.remove(&id).unwrap_or_default());
-        let expected = statuses.register(id);
         let keys = (key::rc(id), key::rc_status(id));
         let chain = StatusChain::new(&ctx, &claimed, keys, read);
-        expected.set(chain.index());
         let owner = RcOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
         RcController {
             ctx,
@@ -121,7 +116,6 @@ impl RcController {
             caches,
             placement,
             chain,
-            expected,
             own: OwnWrites::default(),
             proved: ProvedIntents::default(),
             decoded: None,
@@ -144,7 +138,7 @@ impl RcController {
             // Deleted: its pods stay, and the farm will release the claim.
             return Ok(None);
         };
-        if self.expected.take_differs() || self.chain.is_behind() {
+        if self.chain.is_behind() {
             self.refresh().await?;
         }
         let all = self.claimed.labels.snapshot();
@@ -351,12 +345,9 @@ impl RcController {
         let nodes: Vec<Option<NodeName>> = shared.iter().map(booked_node).collect();
         let (record, status) = (RecordGuard::At(record_index), StatusWrite::Replace(status));
         let committed = self.chain.commit(Change { record, status, ops, shared, audit }).await?;
-        match &committed {
-            Committed::Applied(index) => self.expected.set(*index),
-            Committed::Refused(refused) => {
-                let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
-                self.view.ledger.reread(&overtaken).await?;
-            }
+        if let Committed::Refused(refused) = &committed {
+            let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
+            self.view.ledger.reread(&overtaken).await?;
         }
         Ok(committed)
     }
@@ -365,7 +356,6 @@ impl RcController {
     pub(super) async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.own = OwnWrites::default();
         self.chain.refresh().await?;
-        self.expected.set(self.chain.index());
         self.view.catch_up().await?;
         self.chain.caught_up();
         Ok(())

@@ -1,6 +1,5 @@
 //! Replication controllers as a kind of record: data, subscriptions and hooks.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -133,11 +132,6 @@ impl Kind for RcKind {
         subscriber.on(&view.ledger.tree, move |wake, old, new| {
             wake.records(record_ids(AllocationIndex::touched(&old.value, &new.value)));
             wake.records(record_ids(caches.waiting()));
-        });
-        let caches = self.caches.clone();
-        subscriber.run(|wake, ids| async move {
-            let changed = move |ids: BTreeSet<RcId>| wake.records(record_ids(ids));
-            caches.statuses.watch(ids, changed).await;
         });
     }
 

@@ -13,7 +13,7 @@ use crate::nodes::{Nodes, node};
 use crate::reached::{self, Occasion, met, met_if};
 use crate::report::{Options, SimReport};
 use crate::rng::SimRng;
-use crate::schedule::action::{JobAction, NodeAction, RcAction, SimAction};
+use crate::schedule::action::{Fault, JobAction, NodeAction, RcAction, SimAction};
 use crate::schedule::{Schedule, Setup};
 use crate::scheduler::Mood;
 use crate::workload::Workload;
@@ -157,7 +157,11 @@ impl World {
         match action {
             SimAction::Fault(fault) => {
                 self.nodes.agents.inject(&fault);
+                let is_restore = matches!(fault, Fault::Restore);
                 self.farms.inject(fault);
+                if is_restore {
+                    self.nodes.report_again();
+                }
             }
             SimAction::Node(action) => self.act_on_node(&action),
             SimAction::Rc(action) => self.act_on_rc(&action),

@@ -554,3 +554,36 @@ async fn crash_at_any_transaction_of_a_gang_leaves_all_or_none() {
         assert!(writes > 5, "a gang of this size is written ahead: {writes}");
     }
 }
+
+/// An idle owner writes nothing that could be refused.
+#[tokio::test(start_paused = true)]
+async fn owner_of_an_ended_job_sees_what_a_restored_snapshot_took_back() {
+    let cluster = Arc::new(Cluster::new(4).await);
+    let may_end = Arc::new(AtomicUsize::new(0));
+    let ends = may_end.clone();
+    let _nodes = nodes(&cluster, move |_, _| (ends.load(Ordering::SeqCst) > 0).then_some(0));
+    let farm = cluster.start("a");
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 2)]})).await;
+    reaches(&cluster, "default/j", JobPhase::Running, 10 * SECOND).await;
+    tokio::time::sleep(SECOND).await;
+    let snapshot = cluster.store.snapshot();
+    may_end.store(1, Ordering::SeqCst);
+    reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
+    within(5 * SECOND, "its group is deleted", || async {
+        keys(&cluster, "rcfarm/pod_group_status/").await.is_empty()
+    })
+    .await;
+    let ended: Vec<_> = cluster.list(&key::pod_statuses()).await;
+    cluster.store.restore(snapshot);
+    assert_eq!(status(&cluster, "default/j").await.state.phase, JobPhase::Running);
+    // Its nodes report again what they know.
+    for entry in ended {
+        cluster.put(&entry.key, entry.value).await;
+    }
+    reaches(&cluster, "default/j", JobPhase::Completed, 400 * SECOND).await;
+    within(400 * SECOND, "its group is deleted again", || async {
+        keys(&cluster, "rcfarm/pod_group_status/").await.is_empty()
+    })
+    .await;
+    farm.stop().await;
+}

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rcfarm::farm::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
 use rcfarm::farm::metrics::RecordMetrics;
 use rcfarm::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
+use rcfarm::farm::status_check::StatusCheck;
 use rcfarm_api::audit::{AuditRecord, EventType};
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
@@ -60,6 +61,15 @@ fn faulty(cluster: &Cluster, seed: u64, lost: &Arc<Lost>) -> Arc<dyn Store> {
 
 /// Chain of a claimed record, and the record's index.
 async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcStatus>, Index) {
+    let (chain, _, record) = checked(cluster, store).await;
+    (chain, record)
+}
+
+/// As [`claimed`], with the check of its status.
+async fn checked(
+    cluster: &Cluster,
+    store: Arc<dyn Store>,
+) -> (StatusChain<RcStatus>, Arc<StatusCheck>, Index) {
     let id = rc_id(1);
     cluster.create_rc(1, 1).await;
     let session = cluster.store.create_session(&NewSession::default()).await.unwrap();
@@ -84,11 +94,13 @@ async fn claimed(cluster: &Cluster, store: Arc<dyn Store>) -> (StatusChain<RcSta
             key::labels(key::LabelKind::ReplicationController),
             PollPolicy::PROMPT,
         ),
-        locks: Cache::new(reader, key::rc_locks(), PollPolicy::PROMPT),
+        locks: Cache::new(reader.clone(), key::rc_locks(), PollPolicy::PROMPT),
+        statuses: Arc::new(StatusCheck::new("rc", reader, 64)),
         metrics: RecordMetrics::new(Arc::default(), "rc", id.to_string().as_str().into()),
     };
     let keys = (key::rc(id), key::rc_status(id));
-    (StatusChain::new(&ctx, &claimed, keys, None), record.modify_index)
+    let chain = StatusChain::new(&ctx, &claimed, keys, None);
+    (chain, claimed.statuses, record.modify_index)
 }
 
 /// Commits plans that each create a key and increment a counter; returns those reported as applied.
@@ -192,4 +204,31 @@ async fn another_record_is_a_refusal_and_leaves_the_chain_as_it_is() {
     };
     assert!(refused.record && !refused.own && refused.shared.is_empty());
     assert!(!chain.is_behind());
+}
+
+/// A restored snapshot may bring back a status that the owner has replaced.
+#[tokio::test(start_paused = true)]
+async fn status_that_is_not_the_owners_makes_its_chain_fall_behind() {
+    let cluster = Cluster::new(1).await;
+    let (mut chain, statuses, record) = checked(&cluster, Arc::new(cluster.store.clone())).await;
+    let found = async || statuses.check().await.unwrap().len();
+    assert_eq!(found().await, 0, "nothing is known of it yet");
+    chain.refresh().await.unwrap();
+    chain.caught_up();
+    tokio::time::sleep(SECOND).await;
+    assert_eq!((found().await, chain.is_behind()), (0, false), "there is no status, as expected");
+    cluster.put(key::rc_status(rc_id(1)), "{}").await;
+    assert_eq!((found().await, chain.is_behind()), (1, true), "somebody wrote one");
+    chain.refresh().await.unwrap();
+    chain.caught_up();
+    let snapshot = cluster.store.snapshot();
+    let change = Change::of_status(RecordGuard::At(record), RcStatus::default());
+    assert!(matches!(chain.commit(change).await, Ok(Committed::Applied(_))));
+    assert_eq!(found().await, 0, "it was written after the question");
+    tokio::time::sleep(SECOND).await;
+    assert_eq!((found().await, chain.is_behind()), (0, false));
+    cluster.store.restore(snapshot);
+    assert_eq!((found().await, chain.is_behind()), (1, true));
+    drop(chain);
+    assert_eq!(found().await, 0, "it has no owner any more");
 }

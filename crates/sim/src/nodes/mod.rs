@@ -208,6 +208,13 @@ impl Nodes {
         }
     }
 
+    /// Makes every agent report all of its processes again, as after it has found other reports than its own.
+    pub fn report_again(&self) {
+        for node in self.lock().nodes.values_mut() {
+            node.processes.values_mut().for_each(|process| process.told = false);
+        }
+    }
+
     /// Whether a node has an agent.
     #[must_use]
     pub fn has_agent(&self, node: &NodeName) -> bool {
