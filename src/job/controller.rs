@@ -154,6 +154,7 @@ impl JobController {
     /// The plan for a job with this status. `room`: limit of pods that one transaction creates and removes.
     fn decide(&self, input: &JobView, status: &JobStatus, room: usize) -> JobPlan {
         let job = failpoints::change_job(&input.record.read.spec);
+        let older = input.pods.abandoned(input.uid, false);
         let mut plan = plan(&JobObserved {
             id: &self.id,
             uid: input.uid,
@@ -162,8 +163,9 @@ impl JobController {
             status,
             pods: &input.pods.own,
             leaving: &input.pods.leaving,
-            orphans: input.pods.orphans.len()
-                + input.pods.abandoned(input.uid, job.deleting).count(),
+            orphans: input.pods.orphans.len() + older.count(),
+            unlabelled: input.pods.unlabelled.len()
+                - input.pods.abandoned(input.uid, false).count(),
             older: input.pods.older,
             unowned: &input.unowned,
             mismatched: !input.pods.mismatched.is_empty(),

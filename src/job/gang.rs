@@ -3,7 +3,7 @@
 //! A restart keeps the nodes of its members. If some of these are down by then, the rest must neither start nor keep
 //! their nodes: two such jobs would hold what the other needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::machine::JobRequest;
 use super::members::{MemberPod, attempt_of};
@@ -14,6 +14,9 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::Slot;
 use rcfarm_api::job::status::{JobReason, JobStatus};
+
+/// Limit of members that leave their nodes at once. The record of the group must fit into a transaction.
+const MOST_MOVES: usize = 256;
 
 /// Whether too few members have a node, and none has a pod.
 pub(super) fn is_short(seen: &JobObserved<'_>, members: &BTreeMap<Slot, &MemberPod>) -> bool {
@@ -29,7 +32,9 @@ pub(super) fn place_again(
 ) {
     let status = &mut plan.status;
     let is_asked = status.round > seen.group.round;
-    let is_quiet = plan.remove.is_empty() && seen.leaving.is_empty();
+    // Members on draining nodes get another node, or none.
+    let is_moving = plan.moves.values().any(|node| seen.group.draining.contains(node));
+    let is_quiet = plan.remove.is_empty() && seen.leaving.is_empty() && !is_moving;
     if status.state.phase.starts_members() && is_short(seen, members) && is_quiet && !is_asked {
         status.round += 1;
     }
@@ -60,12 +65,30 @@ pub(super) fn give_up(
     })
 }
 
-/// Whether the try before the present one failed on this node: another node goes first, if one has room.
-pub(super) fn failed_on(status: &JobStatus, slot: &Slot, node: &NodeName) -> bool {
+/// Members without a pod that shall leave the node that they are bound to: it drains, or their last try failed there.
+/// A node is not left while a pod of the member still runs: its devices would be given to another pod.
+pub(super) fn moves(seen: &JobObserved<'_>, plan: &JobPlan) -> BTreeMap<Slot, NodeName> {
+    let status = &plan.status;
+    if !status.state.phase.starts_members() && status.state.phase != JobPhase::Restarting {
+        return BTreeMap::new();
+    }
+    let running = seen.pods.iter().filter(|pod| !pod.phase.has_ended()).map(|pod| &pod.slot);
+    let running: BTreeSet<&Slot> = running.chain(seen.leaving.keys()).collect();
+    let leaves = |slot: &Slot, node: &NodeName| {
+        !status.has_started(slot)
+            && !running.contains(slot)
+            && (seen.group.draining.contains(node) || failed_on(status, slot, node))
+    };
+    let bound = seen.group.bound.iter().filter(|(slot, node)| leaves(slot, node));
+    bound.take(MOST_MOVES).map(|(slot, node)| (slot.clone(), node.clone())).collect()
+}
+
+/// Whether the last try failed on this node: another node goes first, if one has room.
+fn failed_on(status: &JobStatus, slot: &Slot, node: &NodeName) -> bool {
     let attempt = attempt_of(status, slot);
     status.failures.iter().any(|failure| {
-        let is_last = failure.version + 1 == status.version
-            || failure.version == status.version && failure.attempt + 1 == attempt;
+        let is_last = failure.version.checked_add(1) == Some(status.version)
+            || failure.version == status.version && failure.attempt.checked_add(1) == Some(attempt);
         failure.slot == *slot && failure.node == *node && is_last
     })
 }

@@ -1,14 +1,15 @@
 //! Assigns pods to members of a job: one pod per member, the rest is surplus. Pure.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure, total};
 use super::pod_status::PodFailure;
-use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
-use rcfarm_api::job::status::{JobMembers, JobStatus, MemberFailure, PodPhase};
+use rcfarm_api::job::status::{JobMembers, JobStatus, MOST_FAILURES, MemberFailure, PodPhase};
+use rcfarm_api::{Index, Timestamp};
 
 /// A pod of the job, from its keys in Consul.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,9 +70,14 @@ impl MemberPod {
     }
 }
 
-/// Failures of members, for the job's status.
-pub fn failures(pods: &[MemberPod]) -> impl Iterator<Item = MemberFailure> + '_ {
-    pods.iter().filter(|pod| !pod.lost).filter_map(MemberPod::last_failure)
+/// The latest failures of members up to an attempt of the job, as many as its status holds.
+pub fn failures(pods: &[MemberPod], version: u64) -> Vec<MemberFailure> {
+    let failed = pods.iter().filter(|pod| !pod.lost && pod.version <= version);
+    let mut failed: Vec<(Timestamp, &MemberPod)> =
+        failed.filter_map(|pod| Some((pod.failure.as_ref()?.time, pod))).collect();
+    failed.sort_by_key(|(time, pod)| (Reverse(*time), &pod.slot));
+    failed.truncate(MOST_FAILURES);
+    failed.into_iter().filter_map(|(_, pod)| pod.last_failure()).collect()
 }
 
 /// A pod with the job's labels and no uid.
@@ -144,7 +150,7 @@ pub fn sort<'a>(job: &JobSpec, status: &JobStatus, pods: &'a [MemberPod]) -> Sor
     sorted
 }
 
-fn rank(pod: &MemberPod) -> (u8, bool, std::cmp::Reverse<Index>) {
+fn rank(pod: &MemberPod) -> (u8, bool, Reverse<Index>) {
     let far = match pod.phase {
         PodPhase::Pending => 0,
         PodPhase::Unknown => 1,
@@ -152,7 +158,7 @@ fn rank(pod: &MemberPod) -> (u8, bool, std::cmp::Reverse<Index>) {
         PodPhase::Running => 3,
         PodPhase::Succeeded => 4,
     };
-    (far, pod.ready, std::cmp::Reverse(pod.label_index))
+    (far, pod.ready, Reverse(pod.label_index))
 }
 
 /// Restores attempts from pods after the status was deleted. Counts of retries are lost.

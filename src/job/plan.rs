@@ -36,6 +36,10 @@ pub struct ObservedGroup {
     pub places: Option<BTreeMap<Slot, NodeName>>,
     /// Nodes that members had when they ended: nothing is allocated to them any more.
     pub ended: BTreeMap<Slot, NodeName>,
+    /// As `places`, with nodes that are down or draining.
+    pub bound: BTreeMap<Slot, NodeName>,
+    /// Those of `bound` that drain.
+    pub draining: BTreeSet<NodeName>,
     /// How the pods of this placement are named.
     pub pod_ids: PodIdFormat,
     /// Whether it lost members and cannot place them.
@@ -63,6 +67,9 @@ pub struct JobObserved<'a> {
     pub leaving: &'a BTreeMap<Slot, u32>,
     /// Number of pods of an older job of this name.
     pub orphans: usize,
+    /// Number of pods that were made for this job and whose labels were deleted. They have no owner until the job is
+    /// deleted.
+    pub unlabelled: usize,
     /// Whether such a pod still runs, on a node that is not down.
     pub older: bool,
     /// Pods with this job's labels but no uid.
@@ -118,6 +125,10 @@ pub struct JobPlan {
     pub remove: Vec<(MemberPod, MemberRemoveReason)>,
     /// Whether to remove pods of an older job of the name.
     pub collect_orphans: bool,
+    /// Whether the record is being deleted: [`JobObserved::unlabelled`] are collected with the orphans.
+    pub is_finalizing: bool,
+    /// Members without a pod that shall leave the node that they are bound to.
+    pub moves: BTreeMap<Slot, NodeName>,
     /// Pods without a uid that become members.
     pub adopt: Vec<Create>,
     /// Whether to release pods that carry other labels by now.
@@ -156,6 +167,8 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
         create: Vec::new(),
         remove: sorted.surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
         collect_orphans: seen.orphans > 0,
+        is_finalizing: false,
+        moves: BTreeMap::new(),
         adopt: Vec::new(),
         release: false,
         ended: BTreeSet::new(),
@@ -172,7 +185,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     if plan.status.immutable_hash != immutable_hash_text(seen.immutable_hash) {
         return freeze(plan);
     }
-    plan.status.note_failures(failures(seen.pods));
+    plan.status.note_failures(failures(seen.pods, plan.status.version));
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
@@ -204,6 +217,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     plan.ended = ended(seen.job, &plan.status, &members);
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
+    plan.moves = gang::moves(seen, &plan);
     gang::place_again(seen, &mut plan, &members);
     plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
     forget_surplus(&mut plan);
@@ -355,8 +369,12 @@ pub fn expiry(since: Timestamp, ttl: Duration) -> Timestamp {
 /// Deletes pods, then the group, then the record.
 fn finalize(seen: &JobObserved<'_>, mut plan: JobPlan) -> JobPlan {
     plan.remove = seen.pods.iter().map(|pod| (pod.clone(), MemberRemoveReason::Deleted)).collect();
-    let nothing_left =
-        seen.pods.is_empty() && seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
+    let nothing_left = seen.pods.is_empty()
+        && seen.orphans + seen.unlabelled == 0
+        && !seen.older
+        && seen.leaving.is_empty();
+    plan.is_finalizing = true;
+    plan.collect_orphans |= seen.unlabelled > 0;
     plan.remove.truncate(seen.room);
     plan.group = GroupStep::Leave;
     if !seen.may_remove {
@@ -472,7 +490,7 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger
     let delay = seen.job.restart_delay;
     let at = |pause| seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
     if stop == Stop::All {
-        status.version += 1;
+        status.version = status.version.saturating_add(1);
         status.delayed.clear();
         for memory in status.tasks.values_mut() {
             memory.started = Default::default();

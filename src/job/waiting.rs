@@ -82,11 +82,7 @@ fn waiting(
             format!("{placed} of {needed} needed members have a node: all are placed again");
         return say(JobReason::MembersUnplaced, message);
     }
-    let untaken = |slot: &&Slot| {
-        let memory = plan.status.tasks.get(&slot.task);
-        !memory.is_some_and(|memory| memory.started.contains(slot.index))
-    };
-    if let Some(slot) = seen.taken.iter().find(untaken) {
+    if let Some(slot) = seen.taken.iter().find(|slot| !plan.status.has_started(slot)) {
         let node = seen.group.places.as_ref().and_then(|places| places.get(slot));
         let node = node.map(ToString::to_string).unwrap_or_default();
         let message = format!(

@@ -153,15 +153,15 @@ pub fn remove_unlabelled_ops(place: &PodRef, intent: Index) -> [Op; 2] {
 }
 
 /// PodGroup that a job wants, with counts of its members. `placed`: number of members that have a node or have ended;
-/// members without a pod keep their node; `moves`: those that shall leave it. `pods`: surplus members keep their nodes
-/// until their pods are gone. `before`: the job's PodGroup as it stands.
+/// members without a pod keep their node, but for the plan's `moves`. `pods`: surplus members keep their nodes until
+/// their pods are gone. `before`: the job's PodGroup as it stands.
 #[must_use]
 pub fn group_of(
     id: &Namespaced,
     uid: JobUid,
     job: &JobSpec,
     plan: &JobPlan,
-    (placed, moves): (usize, BTreeMap<String, BTreeMap<u32, NodeName>>),
+    placed: usize,
     pods: &Pods,
     before: Option<&PodGroupSpec>,
 ) -> PodGroupRecord {
@@ -198,7 +198,7 @@ pub fn group_of(
             uid: uid.to_string(),
         }),
         round: plan.status.round,
-        moves,
+        moves: moves_of(job, plan),
         ended: ended_by_task(job, plan),
         schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),
         ..PodGroupSpec::default()
@@ -232,6 +232,17 @@ fn ended_by_task(job: &JobSpec, plan: &JobPlan) -> BTreeMap<String, Slots> {
     ended
 }
 
+/// Members that shall leave their nodes, by task and index.
+fn moves_of(job: &JobSpec, plan: &JobPlan) -> BTreeMap<String, BTreeMap<u32, NodeName>> {
+    let mut moves: BTreeMap<String, BTreeMap<u32, NodeName>> = BTreeMap::new();
+    for (slot, node) in &plan.moves {
+        if let Some(task) = job.task(&slot.task) {
+            moves.entry(task.lower_name()).or_default().insert(slot.index, node.clone());
+        }
+    }
+    moves
+}
+
 /// Format of a new PodGroup. If the group of running pods was deleted, the format of these pods: their ids stay.
 fn format_of(pods: &Pods) -> PodIdFormat {
     let is_plain = |pod: &MemberPod| without_hash(&pod.place.pod).is_none();
@@ -251,18 +262,17 @@ pub fn priority(job: &JobSpec) -> i64 {
     job.priority_class.as_deref().and_then(|class| class.parse().ok()).unwrap_or(0)
 }
 
-/// Nodes of a bound group's members. Members on nodes that are down have none until they are placed again.
+/// Nodes of a bound group's members.
 #[must_use]
 pub fn places(
     job: &JobSpec,
     node_of: impl Fn(&str, u32) -> Option<NodeName>,
-    is_down: impl Fn(&NodeName) -> bool,
 ) -> BTreeMap<Slot, NodeName> {
     let mut places = BTreeMap::new();
     for task in &job.tasks {
         for index in 0..task.replicas {
             let node = node_of(&task.lower_name(), index);
-            if let Some(node) = node.filter(|node| !is_down(node)) {
+            if let Some(node) = node {
                 places.insert(Slot::new(&task.name, index), node);
             }
         }

@@ -121,7 +121,8 @@ impl Pass<'_, '_> {
         (kept, left)
     }
 
-    /// Finds nodes for the members of `left`, as far as capacity allows, and enters them into `kept`.
+    /// Finds nodes for the members of `left`, as far as capacity allows, and enters them into `kept`. If not all find
+    /// one, members on fit nodes stay there, and the others are placed without them.
     fn find_nodes_again(
         &mut self,
         id: &GroupId,
@@ -129,6 +130,42 @@ impl Pass<'_, '_> {
         left: &GroupPlacement,
         kept: &mut GroupPlacement,
     ) {
+        if self.find_nodes(id, record, left, kept) {
+            return;
+        }
+        let (mut stay, mut homeless) = (left.clone(), left.clone());
+        let unfit = |node: &NodeName| self.seen.fleet.unfit.contains(node);
+        for (task, nodes) in &left.members {
+            for (n, node) in nodes.iter().enumerate() {
+                let side = if node.as_ref().is_some_and(unfit) { &mut stay } else { &mut homeless };
+                let slot = side.members.get_mut(task).and_then(|nodes| nodes.get_mut(n));
+                slot.map(Option::take);
+            }
+        }
+        let staying = members(id, &stay);
+        if staying.is_empty() || self.book(id, &[], &staying).is_err() {
+            return;
+        }
+        for (task, n, node) in stay.placed() {
+            let slot = kept.members.get_mut(task).and_then(|nodes| nodes.get_mut(n as usize));
+            slot.map(|slot| *slot = Some(node.clone()));
+        }
+        self.find_nodes(id, record, &homeless, kept);
+        // They are booked again as what they are: unmoved.
+        let _ = self.book(id, &staying, &[]);
+    }
+
+    /// Finds nodes for all members of `left`, and enters them into `kept`. `false`: not all of them fit.
+    fn find_nodes(
+        &mut self,
+        id: &GroupId,
+        record: &PodGroupRecord,
+        left: &GroupPlacement,
+        kept: &mut GroupPlacement,
+    ) -> bool {
+        if left.placed().next().is_none() {
+            return true;
+        }
         let mut spec = record.spec.clone();
         for task in &mut spec.tasks {
             task.resources = left.asks.get(&task.name).unwrap_or(&task.resources).clone();
@@ -138,14 +175,16 @@ impl Pass<'_, '_> {
         let elsewhere = self.find_elsewhere(&asked, left);
         let found = elsewhere.or_else(|| self.memory.find(&asked).ok());
         let ids = (id, left.pod_ids);
-        if let Some(answer) = found.and_then(|found| self.beside(ids, &asked, found).ok()) {
-            for (task, nodes) in answer.tasks {
-                let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
-                let slots = kept.members.get_mut(&task).into_iter().flatten().zip(were);
-                let open = slots.filter(|(_, was)| *was).map(|(slot, _)| slot);
-                open.zip(nodes).for_each(|(slot, node)| *slot = Some(node));
-            }
+        let Some(answer) = found.and_then(|found| self.beside(ids, &asked, found).ok()) else {
+            return false;
+        };
+        for (task, nodes) in answer.tasks {
+            let were = left.members.get(&task).into_iter().flatten().map(Option::is_some);
+            let slots = kept.members.get_mut(&task).into_iter().flatten().zip(were);
+            let open = slots.filter(|(_, was)| *was).map(|(slot, _)| slot);
+            open.zip(nodes).for_each(|(slot, node)| *slot = Some(node));
         }
+        true
     }
 
     /// A placement without the nodes that members shall leave. Their nodes may be fit: a member has failed there.

@@ -106,7 +106,8 @@ impl<'a> Pass<'a, '_> {
         let _ = ports::assign(self.memory.index.node_capacities(), spec, place);
         let mut allocate = members(id, place);
         allocate.retain(|member| !before.contains(member));
-        if self.book(id, &[], &allocate).is_err() {
+        // No port is free there: the change would change nothing, and be made again at once.
+        if allocate.is_empty() || self.book(id, &[], &allocate).is_err() {
             return;
         }
         let (usage, queues) = (&mut self.plan.usage, self.seen.queues);

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{BASE_OPS, FIXED_OPS, JobController, JobView, POD_OPS};
-use crate::cluster::nodes::NodeReadiness;
-use crate::job::gang;
+use super::{FIXED_OPS, JobController, JobView, POD_OPS};
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::writes::{self, Made};
@@ -37,8 +35,6 @@ pub(super) struct PlannedStep {
     pub(super) before: JobPhase,
 }
 
-type Moves = BTreeMap<String, BTreeMap<u32, NodeName>>;
-
 pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {
@@ -70,7 +66,7 @@ impl JobController {
         let released = if plan.release { release(input, &mut ops) } else { Vec::new() };
         let removed = self.remove(input, &plan, &mut ops);
         let group = self.change_group(input, &plan, &mut ops);
-        self.delete_commands(input, &plan, &mut ops);
+        self.delete_command(&plan, &mut ops);
         PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before }
     }
 
@@ -90,8 +86,7 @@ impl JobController {
                 removed.push((place.clone(), labelled.identity.slot.clone()));
             }
             let left = room.saturating_sub(input.pods.orphans.len());
-            let deleting = input.record.read.spec.deleting;
-            let abandoned = input.pods.abandoned(input.uid, deleting).take(left);
+            let abandoned = input.pods.abandoned(input.uid, plan.is_finalizing).take(left);
             for (place, (identity, intent)) in abandoned {
                 ops.extend(writes::remove_unlabelled_ops(place, *intent));
                 removed.push((place.clone(), identity.slot.clone()));
@@ -132,9 +127,7 @@ impl JobController {
                     .collect();
                 let placed = placed.len();
                 let (job, uid, pods) = (&input.record.read.spec, input.uid, &input.pods);
-                let moves = self.moves(input, plan);
-                let mut wanted =
-                    writes::group_of(&self.id, uid, job, plan, (placed, moves), pods, before);
+                let mut wanted = writes::group_of(&self.id, uid, job, plan, placed, pods, before);
                 if let Some(current) = current {
                     wanted.other.clone_from(&current.other);
                 }
@@ -147,8 +140,8 @@ impl JobController {
         }
     }
 
-    /// Deletes the command that the plan carries out; those of a finished job, too, which nobody will carry out.
-    fn delete_commands(&self, input: &JobView, plan: &JobPlan, ops: &mut Vec<Op>) {
+    /// Deletes the command that the plan executes.
+    fn delete_command(&self, plan: &JobPlan, ops: &mut Vec<Op>) {
         if let Some(command) = &plan.consume {
             // Consul's delete of an absent key succeeds; without the check a command could be executed twice.
             let (key, index) = (command.key.clone(), command.index);
@@ -156,13 +149,6 @@ impl JobController {
                 ops.push(Op::CheckIndex { key: key.clone(), index });
             }
             ops.push(Op::Delete { key });
-        }
-        if plan.finished {
-            let room = self.ctx.limits.ops.saturating_sub(ops.len() + BASE_OPS);
-            for command in input.commands.iter().skip(1).take(room) {
-                let (key, index) = (command.key.clone(), command.index);
-                ops.push(Op::DeleteCas { key, index });
-            }
         }
     }
 
@@ -188,48 +174,14 @@ impl JobController {
         adopted
     }
 
-    /// Bound nodes of all members, once they may start.
-    pub(super) fn bound_nodes(&self, input: &JobView) -> BTreeMap<Slot, NodeName> {
-        let statuses = self.caches.groups.snapshot();
-        let status = statuses
-            .value
-            .value(&self.id)
-            .and_then(Option::as_ref)
-            .filter(|_| input.group.places.is_some());
-        let node_of = |task: &str, n| status?.node_of(task, n).cloned();
-        writes::places(&input.record.read.spec, node_of, |_| false)
-    }
-
     /// Nodes of all members, once they may start. Members that have ended stay in the lists that others are given.
     pub(super) fn peer_nodes(&self, input: &JobView) -> BTreeMap<Slot, NodeName> {
-        let mut nodes = self.bound_nodes(input);
+        let mut nodes = input.group.bound.clone();
         let ended = input.pods.own.iter().filter(|pod| pod.phase.has_ended() && !pod.lost);
         for pod in ended.filter(|_| input.group.places.is_some()) {
             nodes.entry(pod.slot.clone()).or_insert_with(|| pod.place.node.clone());
         }
         nodes
-    }
-
-    /// Members without a pod that shall leave their node, by task and index: the node drains, or their last try failed
-    /// there.
-    fn moves(&self, input: &JobView, plan: &JobPlan) -> Moves {
-        let status = &plan.status;
-        let mut moves = Moves::new();
-        if !status.state.phase.starts_members() && status.state.phase != JobPhase::Restarting {
-            return moves;
-        }
-        for (slot, node) in self.bound_nodes(input) {
-            let memory = status.tasks.get(&slot.task);
-            if memory.is_some_and(|memory| memory.started.contains(slot.index)) {
-                continue;
-            }
-            let drains = || self.caches.nodes.readiness(&node) == NodeReadiness::Draining;
-            if gang::failed_on(status, &slot, &node) || drains() {
-                let task = input.record.read.spec.task(&slot.task).map(JobTask::lower_name);
-                moves.entry(task.unwrap_or_default()).or_default().insert(slot.index, node);
-            }
-        }
-        moves
     }
 
     /// Ports of bound members, once they may start.

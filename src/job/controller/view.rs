@@ -1,6 +1,6 @@
 //! Reads the input of a reconcile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
@@ -134,12 +134,8 @@ impl JobController {
         };
         if status.uid == uid {
             let there: BTreeSet<&Slot> = pods.own.iter().map(|pod| &pod.slot).collect();
-            let started = |slot: &Slot| {
-                let memory = status.tasks.get(&slot.task);
-                memory.is_some_and(|memory| memory.started.contains(slot.index))
-            };
             for (slot, node) in group.places.iter().flatten().chain(&group.ended) {
-                if started(slot)
+                if status.has_started(slot)
                     && !there.contains(slot)
                     && let Ok(pod) = slot.pod_id(&self.id, group.pod_ids)
                 {
@@ -203,11 +199,14 @@ impl JobController {
             !self.has_started(uid, slot)
                 && self.caches.nodes.readiness(node) == NodeReadiness::Draining
         };
+        let bound = match status.may_start(&record.spec) {
+            true => writes::places(&read.spec, |task, n| status.node_of(task, n).cloned()),
+            false => BTreeMap::new(),
+        };
         let places = status.may_start(&record.spec).then(|| {
-            let node_of = |task: &str, n| status.node_of(task, n).cloned();
-            let mut places = writes::places(&read.spec, node_of, down);
+            let mut places = bound.clone();
             // No member starts on a draining node.
-            places.retain(|slot, node| !is_drained(slot, node));
+            places.retain(|slot, node| !down(node) && !is_drained(slot, node));
             places
         });
         let ended = status.placement.iter().flat_map(GroupPlacement::ended);
@@ -215,12 +214,17 @@ impl JobController {
             let task = read.spec.tasks.iter().find(|one| one.lower_name() == task)?;
             Some((Slot::new(&task.name, index), node.clone()))
         });
+        let drains =
+            |node: &&NodeName| self.caches.nodes.readiness(node) == NodeReadiness::Draining;
+        let draining = bound.values().filter(drains).cloned().collect();
         Ok(ObservedGroup {
             exists: true,
             is_foreign: false,
             round: record.spec.round,
             places,
             ended: ended.collect(),
+            bound,
+            draining,
             pod_ids: status.placement.as_ref().map(|p| p.pod_ids).unwrap_or_default(),
             unknown: status.phase == PodGroupPhase::Unknown,
             is_over: status.phase == PodGroupPhase::Completed,
@@ -231,8 +235,7 @@ impl JobController {
     /// Whether a member's pod exists or is being created, according to the status.
     pub(super) fn has_started(&self, uid: JobUid, slot: &Slot) -> bool {
         let status = self.chain.status();
-        let memory = status.tasks.get(&slot.task).filter(|_| status.uid == uid);
-        memory.is_some_and(|memory| memory.started.contains(slot.index))
+        status.uid == uid && status.has_started(slot)
     }
 
     /// Commands not yet executed, oldest first.

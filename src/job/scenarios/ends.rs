@@ -1,6 +1,7 @@
 //! Reasons of ends, jobs without members, dependencies of tasks.
 
 use super::*;
+use crate::job::pod_status::PodFailure;
 
 use JobPhase as P;
 
@@ -152,4 +153,48 @@ fn failed_member_that_is_tried_again_is_not_listed() {
     life.pod("a", 0).phase = PodPhase::Failed;
     life.look();
     assert!(ended(&life).is_empty());
+}
+
+/// A node is left once the member's pod is gone: its devices would be given to another pod.
+#[test]
+fn member_leaves_a_draining_node_once_its_pod_is_gone() {
+    let mut life = volcano(&[task("a", 2)], json!({}));
+    assert_eq!(life.run(), P::Running);
+    life.group.draining = ["n1".parse().unwrap()].into();
+    life.reconcile();
+    assert!(life.moves.is_empty(), "its members run");
+    life.command(CommandAction::RestartJob, None, None);
+    assert_eq!(life.moves.len(), 2);
+    assert!(life.pods.is_empty() && life.status.round == 0, "it waits for other nodes");
+    life.group.draining.clear();
+    assert_eq!(life.run(), P::Running);
+}
+
+/// Labels of pods are text that anybody may have written.
+#[test]
+fn failure_of_an_attempt_that_never_was_is_not_the_jobs() {
+    let mut life = volcano(&[task("a", 1)], json!({}));
+    life.run();
+    let time = life.now;
+    let (message, output) = (String::new(), String::new());
+    let failure = PodFailure { time, exit_code: Some(1), reason: None, message, output };
+    let mut foreign = pod(Slot::new("a", 0), "n1".parse().unwrap(), u64::MAX, u32::MAX);
+    (foreign.phase, foreign.failure) = (PodPhase::Failed, Some(failure));
+    life.pods.push(foreign);
+    assert_eq!(life.reconcile(), P::Running);
+    assert!(life.status.failures.is_empty());
+}
+
+/// A pod whose labels were deleted has no owner while its job lives.
+#[test]
+fn unlabelled_pod_is_collected_with_its_expired_job() {
+    let mut life = volcano(&[task("a", 1)], json!({"ttlSecondsAfterFinished": 5}));
+    life.run();
+    assert_eq!(life.end("a", 0, 0), P::Completed);
+    life.unlabelled = 1;
+    life.wait(6);
+    assert!(!life.finished, "its pod is still there");
+    life.unlabelled = 0;
+    life.wait(1);
+    assert!(life.finished);
 }

@@ -54,6 +54,10 @@ struct Scenario {
     step: GroupStep,
     /// Members that need no node any more, by the last plan.
     ended: BTreeSet<Slot>,
+    /// Number of pods whose labels were deleted.
+    unlabelled: usize,
+    /// Members that leave their nodes by the last plan.
+    moves: BTreeMap<Slot, NodeName>,
     /// Whether pods of an older job of the name still run.
     older: bool,
     /// A member without a node.
@@ -84,6 +88,8 @@ impl Scenario {
             missed: usize::MAX,
             step: GroupStep::Keep,
             ended: BTreeSet::new(),
+            unlabelled: 0,
+            moves: BTreeMap::new(),
             older: false,
             homeless: None,
             given_at: Index(9),
@@ -109,6 +115,11 @@ impl Scenario {
             placed.map(|slot| (slot, "n1".parse().unwrap())).collect()
         });
         self.group.places = places.filter(|_| self.group.exists);
+        self.group.bound = self.group.places.clone().unwrap_or_default();
+        if let Some(places) = &mut self.group.places {
+            let (draining, status) = (&self.group.draining, &self.status);
+            places.retain(|slot, node| !draining.contains(node) || status.has_started(slot));
+        }
         let mut leaving = BTreeMap::new();
         for pod in &self.leaving {
             *leaving.entry(pod.slot.clone()).or_default() += 1;
@@ -122,6 +133,7 @@ impl Scenario {
             pods: &self.pods,
             leaving: &leaving,
             orphans: 0,
+            unlabelled: self.unlabelled,
             older: self.older,
             unowned: &self.free,
             mismatched: false,
@@ -148,13 +160,18 @@ impl Scenario {
         assert!(plan.remove.len() <= self.room);
         self.step = plan.group;
         self.ended.clone_from(&plan.ended);
+        let runs = |slot: &Slot| {
+            let pods = self.pods.iter().filter(|pod| !pod.phase.has_ended()).chain(&self.leaving);
+            pods.into_iter().any(|pod| pod.slot == *slot)
+        };
+        assert!(!plan.moves.keys().any(runs), "{:?}: their pods run there", plan.moves);
+        self.moves.clone_from(&plan.moves);
         if plan.group == GroupStep::Keep {
             let places = self.group.places.iter().flatten().map(|(slot, _)| slot);
             let places = places.chain(&plan.ended).collect::<BTreeSet<_>>().len();
             let pods = Pods { own: self.pods.clone(), leaving, ..Pods::default() };
             let uid = JobUid(Index(7));
-            let group =
-                group_of(&self.id, uid, &job, &plan, (places, BTreeMap::new()), &pods, None);
+            let group = group_of(&self.id, uid, &job, &plan, places, &pods, None);
             for pod in self.pods.iter().filter(|pod| !pod.lost).chain(&self.leaving) {
                 let held = |task: &rcfarm_api::pod_group::spec::TaskSpec| {
                     task.name == pod.slot.task.to_ascii_lowercase()

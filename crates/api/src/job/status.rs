@@ -398,6 +398,12 @@ impl JobStatus {
         self.set_aside.get_or_insert(PhaseNote { reason: was, message: words });
     }
 
+    /// Whether a member's pod exists or is being created.
+    #[must_use]
+    pub fn has_started(&self, slot: &Slot) -> bool {
+        self.tasks.get(&slot.task).is_some_and(|memory| memory.started.contains(slot.index))
+    }
+
     /// Restores the reason of the phase.
     pub fn recall(&mut self) {
         if let Some(PhaseNote { reason, message }) = self.set_aside.take() {

@@ -121,3 +121,18 @@ fn member_that_failed_moves_only_if_another_node_has_room() {
     sched.run();
     assert!(sched.nodes("a").is_empty());
 }
+
+/// The one on a node that is down finds no room; the other has failed on a node that is fit.
+#[test]
+fn member_keeps_a_fit_node_if_another_finds_no_room() {
+    let mut sched = TestScheduler::new(&["cpu=1", "cpu=1"]);
+    sched.group("g", json!({"tasks": workers(2, "1")}));
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0", "n1"]);
+    sched.group("g", json!({"tasks": workers(2, "1"), "moves": {"w": {"0": "n0"}}}));
+    sched.members("g", json!({"pending": 2}));
+    sched.down = ["n1".parse().unwrap()].into();
+    sched.fleet.unfit = sched.down.clone();
+    sched.run();
+    assert_eq!(sched.nodes("g"), ["n0"]);
+}

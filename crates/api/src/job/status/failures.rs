@@ -65,13 +65,15 @@ impl std::fmt::Display for MemberFailure {
 }
 
 impl JobStatus {
-    /// Adds failures. The list keeps the latest of each member, and of all members the latest [`MOST_FAILURES`]. Adding
-    /// the same ones again changes nothing.
+    /// Adds failures. The list keeps that of the latest attempt of each member, and of all members the latest
+    /// [`MOST_FAILURES`]. Adding the same ones again changes nothing.
     pub fn note_failures(&mut self, new: impl IntoIterator<Item = MemberFailure>) {
         let mut changed = false;
         for mut failure in new {
             let known = self.failures.iter().position(|known| known.slot == failure.slot);
-            if known.is_some_and(|at| self.failures[at].time >= failure.time) {
+            // Clocks of nodes differ, so times are compared within an attempt only.
+            let order = |of: &MemberFailure| (of.version, of.attempt, of.time);
+            if known.is_some_and(|at| order(&self.failures[at]) >= order(&failure)) {
                 continue;
             }
             known.map(|at| self.failures.remove(at));
@@ -140,6 +142,10 @@ mod tests {
         assert_eq!(status, once);
         status.note_failures([failure(999, 9, "newer")]);
         assert_eq!(status.failures.last().unwrap().output, "newer");
+        let next = MemberFailure { attempt: 1, ..failure(999, 8, "on a node whose clock is slow") };
+        status.note_failures([next, failure(999, 10, "of the attempt before")]);
+        let of_member = status.failures.iter().filter(|one| one.slot.index == 999);
+        assert_eq!(of_member.map(|one| one.attempt).collect::<Vec<_>>(), [1]);
         assert_eq!(JobStatus::decode(&status.encode()).unwrap(), status);
     }
 }
