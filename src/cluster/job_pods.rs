@@ -105,8 +105,8 @@ impl JobPods {
         own.into_iter().chain(unowned).cloned().collect()
     }
 
-    /// Pods that carry the uid of a job whose members they are not, by labels or name, and were not so before. The job's
-    /// name is in their manifests only.
+    /// Pods that carry the uid of a job whose members they are not, by labels or name, if any such pod of the uid has
+    /// changed. The job's name is in their manifests only.
     #[must_use]
     pub fn newly_mismatched<'a>(old: &'a Self, new: &'a Self) -> BTreeSet<&'a PodRef> {
         let touched = differing(&old.mismatched, &new.mismatched, BTreeMap::eq);

@@ -499,6 +499,7 @@ impl JobCaches {
     /// Removes a job of which no key is left.
     pub fn forget_job(&self, id: &Namespaced) {
         self.known_jobs().remove(&record_id(id));
+        self.adopted().retain(|_, owner| owner != id);
     }
 
     /// Registered jobs without a record in the cache. A transaction on them must check that the record is absent.

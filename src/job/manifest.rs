@@ -113,7 +113,8 @@ impl Placed<'_> {
         };
         let task = self.job.task(&create.slot.task);
         let health = container.health.as_ref().map(|health| {
-            let port = task.and_then(|task| frameworks::listens(self.job.framework, task));
+            let port =
+                task.and_then(|task| frameworks::of(self.job.framework).listens(self.job, task));
             let own = peer(&create.slot);
             port.map_or(health.clone(), |port| moved(health, port, own.port(port)))
         });
@@ -227,6 +228,18 @@ mod tests {
     use rcfarm_api::manifest::Manifest;
     use rcfarm_node::spec::{LaunchSpec, PodSpec};
 
+    /// A job's placement without ports.
+    fn placed<'a>(
+        id: &'a Namespaced,
+        job: &'a JobSpec,
+        places: &'a BTreeMap<Slot, NodeName>,
+        address: &'a (dyn Fn(&NodeName) -> String + Sync),
+    ) -> Placed<'a> {
+        static NO_PORTS: BTreeMap<Slot, u16> = BTreeMap::new();
+        let (uid, pod_ids) = (JobUid(Index(7)), PodIdFormat::Plain);
+        Placed { id, uid, job, places, ports: &NO_PORTS, address, pod_ids }
+    }
+
     #[test]
     fn members_parse_as_pods_and_do_not_collide_on_a_node() {
         let id: Namespaced = "default/t".parse().unwrap();
@@ -247,17 +260,7 @@ mod tests {
             .map(|(task, index, node)| (Slot::new(task, index), node.parse().unwrap()))
             .collect();
         let address = |node: &NodeName| format!("10.0.0.{}", &node.as_str()[1..]);
-        let uid = JobUid(Index(7));
-        let pod_ids = PodIdFormat::Plain;
-        let placed = Placed {
-            id: &id,
-            uid,
-            job: &job,
-            places: &places,
-            ports: &BTreeMap::new(),
-            address: &address,
-            pod_ids,
-        };
+        let placed = placed(&id, &job, &places, &address);
         let peers = placed.peers();
         assert_eq!(
             peers[&Slot::new("Worker", 1)],
@@ -314,17 +317,7 @@ mod tests {
             let places: BTreeMap<Slot, NodeName> =
                 slots.enumerate().map(|(n, slot)| (slot, node(n))).collect();
             let address = |node: &NodeName| format!("{node}.example");
-            let uid = JobUid(Index(7));
-            let pod_ids = PodIdFormat::Plain;
-            let placed = Placed {
-                id: &id,
-                uid,
-                job: &job,
-                places: &places,
-                ports: &BTreeMap::new(),
-                address: &address,
-                pod_ids,
-            };
+            let placed = placed(&id, &job, &places, &address);
             for (slot, node) in &places {
                 let create =
                     Create { slot: slot.clone(), node: node.clone(), version: 2, attempt: 1 };
@@ -361,17 +354,8 @@ mod tests {
         let job = crate::job::document::read(&id, &document).unwrap().spec;
         let slot = Slot::new("Launcher", 0);
         let places = [(slot.clone(), "n1".parse().unwrap())].into();
-        let uid = JobUid(Index(7));
-        let (address, pod_ids) = (|_: &NodeName| "h".to_owned(), PodIdFormat::Plain);
-        let placed = Placed {
-            id: &id,
-            uid,
-            job: &job,
-            places: &places,
-            ports: &BTreeMap::new(),
-            address: &address,
-            pod_ids,
-        };
+        let address = |_: &NodeName| "h".to_owned();
+        let placed = placed(&id, &job, &places, &address);
         let create = Create { slot, node: "n1".parse().unwrap(), version: 0, attempt: 0 };
         let pod = create.slot.pod_id(&id, PodIdFormat::Plain).unwrap();
         let manifest: Value =
@@ -384,5 +368,29 @@ mod tests {
         assert_eq!(value("I_MPI_HYDRA_BOOTSTRAP"), "slurm");
         assert_eq!(value("OMPI_MCA_plm_rsh_agent"), "ssh");
         assert_eq!(value("I_MPI_HYDRA_HOST_FILE"), "$(POD_HOME)/hostfile", "it is written there");
+    }
+
+    #[test]
+    fn health_check_of_a_volcano_master_follows_its_assigned_port() {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let container = json!({"name": "c", "command": ["t"],
+            "readinessProbe": {"tcpSocket": {"port": 23456}}});
+        let task = |name: &str| json!({"name": name, "replicas": 1, "template": {"spec": {"containers": [container]}}});
+        let document = json!({"spec": {"plugins": {"pytorch": []},
+            "tasks": [task("master"), task("worker")]}});
+        let job = crate::job::document::read(&id, &document).unwrap().spec;
+        let slots = [Slot::new("master", 0), Slot::new("worker", 0)];
+        let places = slots.iter().map(|slot| (slot.clone(), "n1".parse().unwrap())).collect();
+        let ports = [(slots[0].clone(), 20_001)].into();
+        let address = |_: &NodeName| "h".to_owned();
+        let placed = Placed { ports: &ports, ..placed(&id, &job, &places, &address) };
+        let checks = slots.map(|slot| {
+            let create = Create { slot, node: "n1".parse().unwrap(), version: 0, attempt: 0 };
+            let pod = create.slot.pod_id(&id, PodIdFormat::Plain).unwrap();
+            let text = placed.manifest(&create, &pod, &placed.peers());
+            let manifest: Value = serde_json::from_str(&text).unwrap();
+            manifest["launchables"]["c"]["health"]["tcp"].as_str().unwrap().to_owned()
+        });
+        assert_eq!(checks, ["127.0.0.1:20001", "127.0.0.1:23456"]);
     }
 }

@@ -148,7 +148,9 @@ impl Pass<'_, '_> {
         }
         for (task, n, node) in stay.placed() {
             let slot = kept.members.get_mut(task).and_then(|nodes| nodes.get_mut(n as usize));
-            slot.map(|slot| *slot = Some(node.clone()));
+            if let Some(slot) = slot {
+                *slot = Some(node.clone());
+            }
         }
         self.find_nodes(id, record, &homeless, kept);
         // They are booked again as what they are: unmoved.

@@ -134,6 +134,11 @@ pub trait Operator: Send + Sync {
         None
     }
 
+    /// Port at which a task's members listen, before they get one of their node; `None`: they get no port.
+    fn listens(&self, job: &JobSpec, task: &JobTask) -> Option<u16> {
+        listens(job.framework, task)
+    }
+
     /// Number of a task's first members that need a port of their own.
     fn listeners(&self, _: &JobSpec, _: &JobTask) -> u32 {
         0
@@ -179,7 +184,7 @@ pub fn of(framework: Framework) -> &'static dyn Operator {
 }
 
 /// Port of a task's members, without offset; `None`: they get no port.
-pub(super) fn listens(framework: Framework, task: &JobTask) -> Option<u16> {
+fn listens(framework: Framework, task: &JobTask) -> Option<u16> {
     let (name, number) = of(framework).port()?;
     Some(task.template.port(framework.container()?, name).unwrap_or(number))
 }

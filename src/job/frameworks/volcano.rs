@@ -24,17 +24,37 @@ pub fn argument<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
         .find_map(|argument| argument.trim_start_matches('-').strip_prefix(name)?.strip_prefix('='))
 }
 
+/// Port of a plugin's arguments.
+fn port_of(arguments: &[String], default: u16) -> u16 {
+    argument(arguments, "port").and_then(|port| port.parse().ok()).unwrap_or(default)
+}
+
+/// Arguments of the plugin that gives the task this role.
+fn role<'j>(job: &'j JobSpec, task: &JobTask, plugin: Plugin, name: &str) -> Option<&'j [String]> {
+    let arguments = job.plugins.get(&plugin)?;
+    (argument(arguments, name).unwrap_or(name) == task.name).then_some(arguments.as_slice())
+}
+
+/// Arguments of the tensorflow plugin, for a task whose members find each other by `TF_CONFIG`.
+fn tf_role<'j>(job: &'j JobSpec, task: &JobTask) -> Option<&'j [String]> {
+    let is_alone = job.tasks.len() == 1 && job.replicas() == 1;
+    let mut roles = TF_ROLES.iter();
+    roles.find_map(|name| role(job, task, Plugin::TensorFlow, name)).filter(|_| !is_alone)
+}
+
 impl Operator for Volcano {
+    fn listens(&self, job: &JobSpec, task: &JobTask) -> Option<u16> {
+        let tf = tf_role(job, task).map(|arguments| port_of(arguments, tensorflow::PORT));
+        let torch = || role(job, task, Plugin::PyTorch, "master");
+        tf.or_else(|| torch().map(|arguments| port_of(arguments, pytorch::PORT)))
+    }
+
     fn listeners(&self, job: &JobSpec, task: &JobTask) -> u32 {
-        let role = |plugin, name| {
-            let arguments = job.plugins.get(&plugin)?;
-            Some(argument(arguments, name).unwrap_or(name))
-        };
-        let is = |plugin, name| role(plugin, name) == Some(task.name.as_str());
-        if TF_ROLES.iter().any(|name| is(Plugin::TensorFlow, name)) {
-            return task.replicas;
+        match self.listens(job, task) {
+            Some(_) if tf_role(job, task).is_some() => task.replicas,
+            Some(_) => task.replicas.min(1),
+            None => 0,
         }
-        u32::from(is(Plugin::PyTorch, "master")).min(task.replicas)
     }
 
     fn is_master(&self, job: &JobSpec, slot: &Slot) -> bool {
@@ -145,7 +165,6 @@ fn hosts(cluster: &Cluster<'_>, task: &JobTask) -> Vec<String> {
 fn torch(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Vec<Variable> {
     let role = |name| cluster.job.task(argument(arguments, name).unwrap_or(name));
     let (Some(master), worker) = (role("master"), role("worker")) else { return Vec::new() };
-    let port = argument(arguments, "port").and_then(|port| port.parse().ok());
     let peer = cluster.peer(&master.name, 0);
     let rank = match slot.task == master.name {
         true => 0,
@@ -155,7 +174,7 @@ fn torch(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Vec<Variab
     let size = master.replicas + worker.map_or(0, |worker| worker.replicas);
     vec![
         everywhere("MASTER_ADDR", &peer.host),
-        everywhere("MASTER_PORT", peer.port(port.unwrap_or(pytorch::PORT))),
+        everywhere("MASTER_PORT", peer.port(port_of(arguments, pytorch::PORT))),
         everywhere("WORLD_SIZE", size),
         everywhere("RANK", rank),
     ]
@@ -166,8 +185,7 @@ fn tf_config(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option
     if job.tasks.len() == 1 && job.replicas() == 1 {
         return None;
     }
-    let port = argument(arguments, "port").and_then(|port| port.parse().ok());
-    let port = port.unwrap_or(tensorflow::PORT);
+    let port = port_of(arguments, tensorflow::PORT);
     let of = |role| job.task(argument(arguments, role).unwrap_or(role));
     let own =
         TF_ROLES.into_iter().find(|role| of(role).is_some_and(|task| task.name == slot.task))?;

@@ -106,7 +106,9 @@ impl Scenario {
     /// Applies one plan; `false` if it changes nothing.
     fn look(&mut self) -> bool {
         let job = self.job();
-        let places = self.admitted.then(|| {
+        // A round places all members or none.
+        let is_placed = self.homeless.is_none() || self.group.round == 0;
+        let places = (self.admitted && is_placed).then(|| {
             let slots = job
                 .tasks
                 .iter()
@@ -212,6 +214,9 @@ impl Scenario {
             self.commands.retain(|command| command.id != consumed.id);
         }
         self.group.exists = exists;
+        if plan.group == GroupStep::Keep && plan.status.round > self.group.round {
+            (self.group.round, self.group.is_over) = (plan.status.round, false);
+        }
         self.group.is_foreign &= self.step != GroupStep::Delete;
         self.status = plan.status;
         self.finished |= plan.finished;

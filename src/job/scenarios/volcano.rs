@@ -596,7 +596,7 @@ fn restarted_gang_with_a_member_without_node_waits_whole() {
     assert_eq!(life.wait(20), JobPhase::Pending);
     assert!(life.pods.is_empty(), "{:?}", life.slots());
     assert_eq!(life.status.round, 1, "all are placed again");
-    assert_eq!(life.status.state.reason, "MembersUnplaced");
+    assert_eq!(life.status.state.reason, "WaitingForAdmission");
     life.wait(60);
     assert_eq!((life.pods.len(), life.status.round), (0, 1));
     life.homeless = None;

@@ -180,9 +180,9 @@ impl NodeCapacity {
         is_taken.then_some(Insufficient::PortTaken(port))
     }
 
-    /// Allocates `want` to `owner`'s pod of this id, replacing its allocation; removes it if `want` is zero. A pod keeps its devices; new
-    /// ones are the free ones with the lowest numbers. An equal allocation stays as it is, even if the capacity has
-    /// shrunk.
+    /// Allocates `want` to `owner`'s pod of this id, replacing its allocation; removes it if `want` is zero. A pod keeps
+    /// its devices; new ones are the free ones with the lowest numbers. An equal allocation stays as it is, even if the
+    /// capacity has shrunk.
     ///
     /// # Errors
     /// [`Insufficient`]: it does not fit. Nothing is changed.
