@@ -67,11 +67,11 @@ pub struct JobObserved<'a> {
     pub leaving: &'a BTreeMap<Slot, u32>,
     /// Number of pods of an older job of this name.
     pub orphans: usize,
+    /// Whether such a pod still runs, on a node that is not down.
+    pub older: bool,
     /// Number of pods that were made for this job and whose labels were deleted. They have no owner until the job is
     /// deleted.
     pub unlabelled: usize,
-    /// Whether such a pod still runs, on a node that is not down.
-    pub older: bool,
     /// Pods with this job's labels but no uid.
     pub unowned: &'a [FreePod],
     /// Whether pods with this job's uid have other labels by now.
