@@ -20,6 +20,7 @@
 //! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
+//! | `deletion` | deletion on request, or after the TTL |
 //! | `gang` | starts of whole gangs after a restart |
 //! | `waiting`, `transition` | reason and message of a job that waits, and of a phase that begins |
 //! | `batched_start` | starts that need several transactions |
@@ -33,6 +34,7 @@ mod batched_start;
 pub mod caches;
 mod collect_orphans;
 mod controller;
+mod deletion;
 pub mod document;
 pub mod doorbells;
 mod events;
