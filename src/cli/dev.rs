@@ -9,29 +9,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::apply;
 use super::connect::system_env;
 use super::context::CommandContext;
 use super::dev_token::DevToken;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, stop_on_signal};
-use super::files::read_yaml;
 use super::node_run::own_driver;
 use super::output::Output;
-use super::rc::create;
+use super::rc::find;
 use crate::daemon::by_labels;
 use crate::farm::{Farm, FarmSettings};
 use crate::placement::NoDiscovery;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::labels::{Labels, Selector, encode_labels};
-use rcfarm_api::manifest::Manifest;
 use rcfarm_api::node::ports::PortRange;
-use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcStrategy, check_count};
 use rcfarm_api::{ResourceList, key};
 use rcfarm_emulator::Emulator;
 use rcfarm_emulator::serve::{Access, serve_to};
@@ -50,9 +47,9 @@ const SIMULATED: &str = "sim-";
 
 #[derive(clap::Args)]
 pub struct DevArgs {
-    /// Create the objects in this file (examples/web.yaml is one)
+    /// Create the objects in this file or directory, as rcfarm apply does (examples/web.yaml is one); may be repeated
     #[arg(long, value_name = "FILE")]
-    apply: Option<PathBuf>,
+    apply: Vec<String>,
     /// Number of nodes, labelled pool=dev; their pods are processes of this machine
     #[arg(long, default_value_t = 3)]
     nodes: u16,
@@ -78,34 +75,13 @@ pub struct DevArgs {
     log: LogArgs,
 }
 
-/// Content of the file of `--apply`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Described {
-    #[serde(default)]
-    replication_controllers: Vec<DescribedRc>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DescribedRc {
-    manifest: String,
-    node_selector: String,
-    replicas: i64,
-    #[serde(default)]
-    pod_labels: BTreeMap<String, String>,
-    strategy: Option<String>,
-}
-
 /// Runs until SIGTERM or SIGINT.
 pub(super) async fn run(
     args: DevArgs,
     address: Option<String>,
     out: Output,
 ) -> anyhow::Result<CliExit> {
-    let described: Option<Described> =
-        args.apply.as_deref().map(|path| read_yaml(path, " (--apply)")).transpose()?;
-    let described = described.unwrap_or_default();
+    apply::described(&args.apply, &"default".parse()?)?;
     args.log.init()?;
     exec::hide();
     exec::close_on_exec();
@@ -133,7 +109,7 @@ pub(super) async fn run(
     let clock = Arc::new(SystemClock);
     tokio::spawn(simulated::run(shared.clone(), clock, is_simulated, shutdown.clone()));
     let context = CommandContext::new(shared.clone(), out);
-    let created = make_controllers(&context, &described).await?;
+    let created = make_objects(&context, &args.apply).await?;
     let farm =
         Farm::of_all_kinds(settings(), system_env(shared), by_labels(), Arc::new(NoDiscovery));
     print_welcome(&bound.to_string(), &token, &machines, args.simulated, &created);
@@ -295,37 +271,18 @@ async fn simulate(store: &dyn Store, count: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn make_controllers(
+/// Applies files. Returns the controllers.
+async fn make_objects(
     context: &CommandContext,
-    described: &Described,
+    files: &[String],
 ) -> anyhow::Result<Vec<(RcId, String, i64)>> {
-    let mut created = Vec::new();
-    for (n, rc) in described.replication_controllers.iter().enumerate() {
-        let at = format!("replication_controllers[{n}]");
-        let manifest = Manifest::parse(&rc.manifest).with_context(|| format!("{at}.manifest"))?;
-        rc.node_selector.parse::<Selector>().with_context(|| format!("{at}.node_selector"))?;
-        check_count(rc.replicas).with_context(|| format!("{at}.replicas"))?;
-        let strategy = match rc.strategy.as_deref() {
-            None | Some("static") => RcStrategy::Static,
-            Some("dynamic") => RcStrategy::Dynamic,
-            Some(other) => anyhow::bail!("{at}.strategy: {other:?} is neither static nor dynamic"),
-        };
-        let id = RcId(context.ids.uuid());
-        let record = RcRecord {
-            id,
-            manifest: rc.manifest.clone(),
-            node_selector: rc.node_selector.clone(),
-            pod_labels: Some(rc.pod_labels.clone()),
-            replicas_desired: rc.replicas,
-            disabled: false,
-            allocation_strategy: strategy.as_str().to_owned(),
-            other: serde_json::Map::new(),
-        };
-        let labels = Labels::from([(POD_ID.to_owned(), manifest.id().to_string())]);
-        create::write(context, &record, &labels, &manifest).await?;
-        created.push((id, manifest.id().to_string(), rc.replicas));
+    if files.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(created)
+    apply::apply_files(context, files).await?;
+    let (found, _) = find::all(context).await?;
+    let created = |rc: &find::Found| Some((rc.id, rc.pod_id()?.to_string(), rc.desired()?));
+    Ok(found.iter().filter_map(created).collect())
 }
 
 fn print_welcome(

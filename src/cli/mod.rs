@@ -6,6 +6,7 @@
 //!
 //! Results go to standard output in the format of `-o`, notes and progress to standard error.
 
+mod apply;
 mod argv;
 mod audit;
 mod connect;
@@ -55,10 +56,11 @@ enum Command {
     Queue(queue::QueueCommand),
     #[command(subcommand)]
     Job(job::JobCommand),
-    /// Create or update jobs from a file: Volcano's Job, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod
-    Apply(job::apply::FileArgs),
+    /// Create or update jobs, queues and controllers from files: Volcano's Job and Queue, Kubeflow's TFJob, PyTorchJob,
+    /// MPIJob, XGBoostJob, Pod, and replication_controllers
+    Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
-    Plan(job::apply::FileArgs),
+    Plan(apply::FileArgs),
     #[command(subcommand)]
     Label(label::LabelCommand),
     #[command(subcommand)]
@@ -164,8 +166,8 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::Rc(command) => rc::run(&context()?, command).await,
         Command::Queue(command) => queue::run(&context()?, command).await,
         Command::Job(command) => job::run(&context()?, command).await,
-        Command::Apply(args) => job::apply::apply(&context()?, &args).await,
-        Command::Plan(args) => job::apply::plan(&context()?, &args).await,
+        Command::Apply(args) => apply::apply(&context()?, &args).await,
+        Command::Plan(args) => apply::plan(&context()?, &args).await,
         Command::Label(command) => label::run(&context()?, command).await,
         Command::Audit(command) => audit::run(&context()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {

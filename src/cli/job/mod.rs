@@ -1,4 +1,4 @@
-//! `rcfarm job …`, `rcfarm apply`, `rcfarm plan`: batch work.
+//! `rcfarm job …`: batch work.
 
 pub(in crate::cli) mod apply;
 mod commands;

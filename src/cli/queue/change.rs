@@ -1,8 +1,9 @@
-//! `rcfarm queue create`, `open`, `close`, `delete`
+//! `rcfarm queue create`, `update`, `open`, `close`, `delete`
 //!
 //! Keys read: queues, groups and their statuses. Key written: the queue's record, by CAS, in one transaction with its
 //! audit record. Only commands and operators write it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -18,7 +19,7 @@ use rcfarm_api::queue::spec::{
     DEFAULT_QUEUE, Desired, QueueRecord, QueueSpec, QueueStrategy, check_family,
 };
 use rcfarm_api::{FieldError, ResourceList, Stored, key};
-use rcfarm_store::{Index, Op};
+use rcfarm_store::{Entry, Index, Op};
 
 #[derive(clap::Args)]
 pub struct QueueCreateArgs {
@@ -28,6 +29,25 @@ pub struct QueueCreateArgs {
     /// A queue as YAML or JSON, as Volcano writes it: metadata.name and spec; the flags below then change it
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
+    #[command(flatten)]
+    fields: QueueFields,
+    /// Create it closed
+    #[arg(long)]
+    closed: bool,
+}
+
+#[derive(clap::Args)]
+pub struct QueueUpdateArgs {
+    /// The queue
+    #[arg(value_name = "QUEUE")]
+    queue: QueueName,
+    #[command(flatten)]
+    fields: QueueFields,
+}
+
+/// Fields of a queue's spec. Those that are not given stay.
+#[derive(Clone, clap::Args)]
+struct QueueFields {
     /// Weight of its fair share, 1 to 65535
     #[arg(long, value_name = "N")]
     weight: Option<i64>,
@@ -49,9 +69,6 @@ pub struct QueueCreateArgs {
     /// With the order traverse: how many groups may go before one that waits for capacity; then it is kept for that one
     #[arg(long, value_name = "N")]
     max_passes: Option<u32>,
-    /// Create it closed
-    #[arg(long)]
-    closed: bool,
     /// The scheduler record that orders it
     #[arg(long, value_name = "NAME")]
     scheduler: Option<ObjectName>,
@@ -68,25 +85,90 @@ pub(super) async fn create(
     let Some(name) = args.queue.clone().or(named) else {
         return Err(failure("the manifest has no metadata.name", "name the queue as an argument"));
     };
-    fill(&mut record.spec, args);
+    fill(&mut record.spec, args.fields);
+    if args.closed {
+        record.spec.state = Desired::Closed;
+    }
     let snapshot = snapshot(context).await?;
     if snapshot.entries.contains_key(&name) {
         return Err(failure(
             format!("there is a queue {name} already"),
-            format!("look at it: rcfarm queue get {name}"),
+            format!("change it: rcfarm queue update {name}, or rcfarm apply -f FILE"),
         ));
     }
     check(&name, &record.spec, &snapshot)?;
+    write(context, &name, &record, None).await?;
+    context.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))
+}
+
+/// Changes fields of a queue by CAS. Reads the record again if it changed meanwhile.
+pub(super) async fn update(
+    context: &CommandContext,
+    args: QueueUpdateArgs,
+) -> anyhow::Result<CliExit> {
+    let QueueUpdateArgs { queue: name, fields } = args;
+    let attempt = async || {
+        let snapshot = snapshot(context).await?;
+        snapshot.queue(&name)?;
+        let entry = &snapshot.entries[&name];
+        let mut record = decode(&name, entry)?;
+        let before = record.spec.clone();
+        fill(&mut record.spec, fields.clone());
+        if record.spec == before {
+            return Ok(Some(false));
+        }
+        check(&name, &record.spec, &snapshot)?;
+        Ok(try_write(context, &name, &record, Some((entry, &before))).await?.then_some(true))
+    };
+    let is_changed = context.edit(format!("the record of queue {name}"), attempt).await?;
+    context.show(&json!({"name": name, "changed": is_changed}), || match is_changed {
+        true => format!("{name}: changed"),
+        false => format!("{name}: as before"),
+    })
+}
+
+fn decode(name: &QueueName, entry: &Entry) -> anyhow::Result<QueueRecord> {
+    QueueRecord::decode(&entry.value).map_err(|bad| {
+        let fix = format!("correct the record at {}: {}", entry.key, bad.fix);
+        failure(format!("queue {name}: field {}: {}", bad.path, bad.problem), fix)
+    })
+}
+
+/// Writes a record in one transaction with its audit record. `stored`: what it replaces, and its spec.
+pub(super) async fn write(
+    context: &CommandContext,
+    name: &QueueName,
+    record: &QueueRecord,
+    stored: Option<(&Entry, &QueueSpec)>,
+) -> anyhow::Result<()> {
+    if try_write(context, name, record, stored).await? {
+        return Ok(());
+    }
+    let why = match stored {
+        None => format!("somebody else just made queue {name}"),
+        Some(_) => format!("queue {name}: somebody changed it meanwhile; it was left as it is"),
+    };
+    Err(failure(why, "look at it first"))
+}
+
+/// As [`write`]; `false`: the stored record has changed meanwhile.
+async fn try_write(
+    context: &CommandContext,
+    name: &QueueName,
+    record: &QueueRecord,
+    stored: Option<(&Entry, &QueueSpec)>,
+) -> anyhow::Result<bool> {
     for field in record.ignored() {
         context.note(format!("{field} is kept, and nothing acts upon it"));
     }
-    let details = Details::QueueCreated(about(context, &name, None, Some(&record.spec)));
-    let key = key::queue(&name);
-    let op = Op::Cas { key, value: record.encode(), flags: 0, index: Index::ZERO };
-    context.commit([op], &details, None).await?.map_err(|_| {
-        failure(format!("somebody else just made queue {name}"), "look at it first")
-    })?;
-    context.show(&json!({"name": name, "spec": record.spec}), || format!("{name}: created"))
+    let about = about(context, name, stored.map(|(_, spec)| spec), Some(&record.spec));
+    let details = match stored {
+        None => Details::QueueCreated(about),
+        Some(_) => Details::QueueChanged(about),
+    };
+    let (index, flags) = stored.map_or((Index::ZERO, 0), |(e, _)| (e.modify_index, e.flags));
+    let op = Op::Cas { key: key::queue(name), value: record.encode(), flags, index };
+    Ok(context.commit([op], &details, None).await?.is_ok())
 }
 
 /// Reads a manifest: its name, and the record without the fields of the manifest alone.
@@ -98,17 +180,24 @@ fn read(path: &Path) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
             "give a Queue",
         ));
     }
+    read_document(&path.display().to_string(), &value)
+}
+
+/// The name and the record of a queue's document.
+pub(super) fn read_document(
+    at: &str,
+    value: &Value,
+) -> anyhow::Result<(Option<QueueName>, QueueRecord)> {
     let name = match value.pointer("/metadata/name").and_then(Value::as_str) {
         Some(name) => Some(name.parse::<QueueName>().context("field metadata.name")?),
         None => None,
     };
-    let record = QueueRecord::decode(value.to_string().as_bytes()).map_err(|bad| {
-        failure(format!("{}: field {}: {}", path.display(), bad.path, bad.problem), bad.fix)
-    })?;
+    let record = QueueRecord::decode(value.to_string().as_bytes())
+        .map_err(|bad| failure(format!("{at}: field {}: {}", bad.path, bad.problem), bad.fix))?;
     Ok((name, record))
 }
 
-fn fill(spec: &mut QueueSpec, args: QueueCreateArgs) {
+fn fill(spec: &mut QueueSpec, args: QueueFields) {
     spec.weight = args.weight.unwrap_or(spec.weight);
     spec.priority = args.priority.unwrap_or(spec.priority);
     spec.dequeue_strategy = args.order.unwrap_or(spec.dequeue_strategy);
@@ -125,28 +214,35 @@ fn fill(spec: &mut QueueSpec, args: QueueCreateArgs) {
     if let Some(scheduler) = args.scheduler {
         spec.scheduler = scheduler;
     }
-    if args.closed {
-        spec.state = Desired::Closed;
-    }
 }
 
 /// Validates a queue with the farm's rules, before anything is written.
 fn check(name: &QueueName, spec: &QueueSpec, snapshot: &QueueSnapshot) -> anyhow::Result<()> {
-    let mut bad = spec.check(name);
     let mut specs = snapshot.specs();
     specs.insert(name.clone(), spec.clone());
-    bad.extend(check_family(name, &specs));
+    match &problems(name, &specs, snapshot)[..] {
+        [] => Ok(()),
+        [one] => Err(failure(format!("field {}: {}", one.path, one.problem), one.fix.clone())),
+        many => Err(failure(FieldError::list(many), "correct these fields; nothing was written")),
+    }
+}
+
+/// What is wrong with one of the queues in `specs`.
+pub(super) fn problems(
+    name: &QueueName,
+    specs: &BTreeMap<QueueName, QueueSpec>,
+    snapshot: &QueueSnapshot,
+) -> Vec<FieldError> {
+    let spec = &specs[name];
+    let mut bad = spec.check(name);
+    bad.extend(check_family(name, specs));
     if let Some(parent) = spec.parent().filter(|parent| !snapshot.admitted(parent).is_empty()) {
         let why = format!(
             "groups are admitted in {parent} itself, and only queues without others below take work"
         );
         bad.push(FieldError::new("spec.parent", why, "let them end first, or name another"));
     }
-    match &bad[..] {
-        [] => Ok(()),
-        [one] => Err(failure(format!("field {}: {}", one.path, one.problem), one.fix.clone())),
-        many => Err(failure(FieldError::list(many), "correct these fields; nothing was written")),
-    }
+    bad
 }
 
 fn about(
@@ -176,10 +272,7 @@ pub(super) async fn set_state(
         let snapshot = snapshot(context).await?;
         let queue = snapshot.queue(name)?;
         let entry = &snapshot.entries[name];
-        let mut record = QueueRecord::decode(&entry.value).map_err(|bad| {
-            let fix = format!("correct the record at {}: {}", entry.key, bad.fix);
-            failure(format!("queue {name}: field {}: {}", bad.path, bad.problem), fix)
-        })?;
+        let mut record = decode(name, entry)?;
         let closed = |above: &&QueueName| {
             snapshot.queues.0.get(*above).is_some_and(|q| q.spec.state == Desired::Closed)
         };
@@ -199,12 +292,8 @@ pub(super) async fn set_state(
         if before.state == to {
             return Ok(Some((before, false, left)));
         }
-        let details =
-            Details::QueueChanged(about(context, name, Some(&before), Some(&record.spec)));
-        let (key, value) = (key::queue(name), record.encode());
-        let op = Op::Cas { key, value, flags: entry.flags, index: entry.modify_index };
-        let committed = context.commit([op], &details, None).await?;
-        Ok(committed.is_ok().then_some((before, true, left)))
+        let is_written = try_write(context, name, &record, Some((entry, &before))).await?;
+        Ok(is_written.then_some((before, true, left)))
     };
     let what = format!("the record of queue {name}");
     let (before, is_changed, left) = context.edit(what, attempt).await?;

@@ -1,5 +1,6 @@
 //! `rcfarm queue …`: queues and their waiting groups.
 
+pub(in crate::cli) mod apply;
 mod change;
 mod show;
 mod snapshot;
@@ -14,6 +15,8 @@ use rcfarm_api::queue::spec::Desired;
 pub enum QueueCommand {
     /// Create a queue
     Create(Box<change::QueueCreateArgs>),
+    /// Change fields of a queue
+    Update(Box<change::QueueUpdateArgs>),
     /// List all queues
     #[command(visible_alias = "ls")]
     List,
@@ -41,6 +44,7 @@ pub(super) async fn run(
 ) -> anyhow::Result<CliExit> {
     match command {
         QueueCommand::Create(args) => change::create(context, *args).await,
+        QueueCommand::Update(args) => change::update(context, *args).await,
         QueueCommand::List => show::list(context).await,
         QueueCommand::Get(args) => show::get(context, &args.queue).await,
         QueueCommand::Open(args) => change::set_state(context, &args.queue, Desired::Open).await,

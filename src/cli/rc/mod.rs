@@ -1,6 +1,7 @@
 //! `rcfarm rc …`: replication controllers.
 
 pub(in crate::cli) mod allocations;
+pub(in crate::cli) mod apply;
 mod change;
 pub(in crate::cli) mod create;
 mod delete;

@@ -16,11 +16,11 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
 use rcfarm_api::audit::{ControllerChange, Details};
-use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, Selector, decode_labels, encode_labels};
 use rcfarm_api::manifest::{Manifest, check_for_p2, check_known};
-use rcfarm_api::rc::spec::{POD_ID, RcSpec, RcStrategy};
+use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcSpec, RcStrategy};
 use rcfarm_api::rc::update::{UpdateChoice, UpdateOrder};
+use rcfarm_api::{Stored, key};
 use rcfarm_store::{Index, Op};
 
 #[derive(clap::Args)]
@@ -53,6 +53,8 @@ pub struct RcUpdateArgs {
 pub(in crate::cli) struct RcEdit {
     pub(in crate::cli) manifest: Option<(Manifest, UpdateOrder)>,
     pub(in crate::cli) fields: Vec<(&'static str, Value)>,
+    /// Labels of the controller itself. Others stay.
+    pub(in crate::cli) labels: Labels,
 }
 
 /// A record after a change.
@@ -108,26 +110,25 @@ pub(in crate::cli) async fn apply(
     let attempt = async || {
         let found = find_to_change(context, rc).await?;
         let changed = with_fields(&found, &fields)?;
-        let relabelled = match &edit.manifest {
-            Some((manifest, order)) => relabelled(context, &found, manifest, *order).await?,
-            None => None,
-        };
+        let relabelled = relabelled(context, &found, edit).await?;
         let Some((value, changed)) = changed else {
             // The manifest is as before; a new choice of the order may still matter.
             return match relabelled {
                 None => Ok(Some(unchanged(found))),
                 Some(op) => {
-                    let done = commit(context, &found, vec![op], &["labels"]).await?;
+                    let desired = found.desired();
+                    let done = commit(context, &found, vec![op], &["labels"], desired).await?;
                     Ok(done.map(|_| unchanged(found)))
                 }
             };
         };
-        let record = rcfarm_api::Stored::decode(&value);
-        record.and_then(|record| RcSpec::check(found.id, &record))?;
+        let record = RcRecord::decode(&value)?;
+        RcSpec::check(found.id, &record)?;
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
         let mut ops = vec![Op::Cas { key: key::rc(found.id), value, flags, index }];
         ops.extend(relabelled);
-        let done = commit(context, &found, ops, &changed).await?;
+        let desired = Some(record.replicas_desired);
+        let done = commit(context, &found, ops, &changed, desired).await?;
         Ok(done.map(|index| Updated { before: found, index, changed }))
     };
     context.edit(format!("the record of {rc}"), attempt).await
@@ -142,20 +143,30 @@ async fn commit(
     found: &Found,
     ops: Vec<Op>,
     changed: &[&str],
+    desired: Option<i64>,
 ) -> anyhow::Result<Option<Index>> {
     let changed = changed.iter().map(|field| (*field).to_owned()).collect();
-    let change = ControllerChange { changed, ..about(context, found, found.desired()) };
+    let change = ControllerChange { changed, ..about(context, found, desired) };
     let details = Details::ControllerUpdated(change);
     Ok(context.commit(ops, &details, Some(found.id)).await?.ok())
 }
 
-/// Writes into the controller's labels the pod's id and the order of the update. `None`: they say so already.
+/// Writes into the controller's labels those of the edit, and with a manifest the pod's id and the order of the update.
+/// `None`: they say so already.
 async fn relabelled(
     context: &CommandContext,
     found: &Found,
-    manifest: &Manifest,
-    order: UpdateOrder,
+    edit: &RcEdit,
 ) -> anyhow::Result<Option<Op>> {
+    let mut wanted = edit.labels.clone();
+    if let Some((manifest, order)) = &edit.manifest {
+        wanted.insert(POD_ID.to_owned(), manifest.id().to_string());
+        let choice = UpdateChoice::new(*order, manifest.text());
+        wanted.insert(key::UPDATE_LABEL.to_owned(), choice.to_string());
+    }
+    if wanted.is_empty() {
+        return Ok(None);
+    }
     let key = key::rc_labels(found.id);
     let entry = context.get(&key).await?;
     let labels = match entry.as_ref().map(|entry| decode_labels(&entry.value)) {
@@ -167,9 +178,7 @@ async fn relabelled(
         }
     };
     let mut after = labels.clone();
-    after.insert(POD_ID.to_owned(), manifest.id().to_string());
-    let choice = UpdateChoice::new(order, manifest.text());
-    after.insert(key::UPDATE_LABEL.to_owned(), choice.to_string());
+    after.extend(wanted);
     let (index, flags) = entry.map_or((Index::ZERO, 0), |e| (e.modify_index, e.flags));
     let op = || Op::Cas { key, value: encode_labels(&after), flags, index };
     Ok((after != labels).then(op))

@@ -1,5 +1,6 @@
 //! Runs the built binary against the emulator over HTTP; ACL tests use a real Consul.
 
+mod apply;
 mod audit;
 mod beside_p2;
 mod capacity;

@@ -47,8 +47,12 @@ async fn bad_input_is_named_with_its_remedy_and_changes_nothing() {
     let with = |more: &[&'static str]| [&good[..], more].concat();
     for (arguments, words, hint) in [
         (vec!["rc", "create", "-f", "web.yaml"], "--node-selector <SELECTOR>", ""),
-        (vec!["rc", "create", "-f", "dev.yaml", "--node-selector", ""], "rcfarm dev", "--apply"),
-        (vec!["apply", "-f", "dev.yaml"], "rcfarm dev", "rc create -f MANIFEST"),
+        (
+            vec!["rc", "create", "-f", "dev.yaml", "--node-selector", ""],
+            "describes replication controllers",
+            "rcfarm apply -f dev.yaml",
+        ),
+        (vec!["apply", "-f", "web.yaml"], "is the manifest of a pod", "rc create -f FILE"),
         (with(&["--replicas", "-1"]), "-1 is negative", "from 0 up"),
         (with(&["--replicas", "1000000"]), "1000000 is absurd", "from 0 up"),
         (with(&["--pod-label", "pod_id=x"]), "--pod-label pod_id", "leave it out"),

@@ -1,0 +1,249 @@
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, queues and replication controllers from files. `rcfarm dev --apply` takes the
+//! same files.
+//!
+//! Everything is read and checked before the first write. Then come queues, parents first, then controllers, then jobs:
+//! each object is a transaction of its own. A crash between two leaves the first applied; `apply` again applies the rest.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::context::CommandContext;
+use super::failure::{CliExit, failure};
+use super::files::{contents, documents};
+use super::job::apply::{Described as DescribedJob, Jobs, wrong};
+use super::queue::apply::{DescribedQueue, WantedQueues};
+use super::rc::apply::{DescribedRc, WantedRcs};
+use crate::job::document;
+use rcfarm_api::ids::Namespace;
+
+#[derive(clap::Args)]
+pub struct FileArgs {
+    /// A YAML or JSON file with jobs, queues and replication controllers, or a directory of such files; - reads
+    /// standard input; may be repeated
+    #[arg(short, long, value_name = "FILE", required = true)]
+    filename: Vec<String>,
+    /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
+    #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
+    within: Namespace,
+}
+
+/// What `apply` does with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) enum Change {
+    Created,
+    Changed,
+    Unchanged,
+}
+
+impl Change {
+    fn word(self) -> &'static str {
+        match self {
+            Change::Created => "created",
+            Change::Changed => "changed",
+            Change::Unchanged => "unchanged",
+        }
+    }
+}
+
+/// An object that was applied.
+pub(super) struct Applied {
+    line: String,
+    shown: Value,
+}
+
+impl Applied {
+    pub(super) fn new(name: impl std::fmt::Display, change: Change, shown: Value) -> Applied {
+        Applied { line: format!("{name}: {}\n", change.word()), shown }
+    }
+}
+
+/// What `apply` would do with an object.
+pub(super) struct Planned {
+    pub(super) change: Change,
+    pub(super) text: String,
+    pub(super) shown: Value,
+}
+
+impl Planned {
+    /// A row of a queue or a controller.
+    pub(super) fn new(title: &str, change: Change, fields: &[Difference], shown: Value) -> Planned {
+        let mut text = format!("{title}: {}\n", would(change));
+        for Difference { field, before, after } in fields {
+            text.push_str(&format!("  ~ {field}: {before} -> {after}\n"));
+        }
+        Planned { change, text, shown }
+    }
+}
+
+/// What `plan` says of a change.
+pub(super) fn would(change: Change) -> &'static str {
+    match change {
+        Change::Created => "would be created",
+        Change::Changed => "would be changed",
+        Change::Unchanged => "nothing to do",
+    }
+}
+
+/// A field with its stored and its described value.
+#[derive(Serialize)]
+pub(super) struct Difference {
+    pub(super) field: String,
+    pub(super) before: Value,
+    pub(super) after: Value,
+}
+
+pub(super) async fn apply(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
+    let applied = Wanted::read(context, args).await?.apply(context).await?;
+    let shown: Vec<&Value> = applied.iter().map(|one| &one.shown).collect();
+    context.show(&shown, || applied.iter().map(|one| one.line.as_str()).collect())
+}
+
+pub(super) async fn plan(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
+    let planned = Wanted::read(context, args).await?.plan();
+    let shown: Vec<&Value> = planned.iter().map(|one| &one.shown).collect();
+    context.show(&shown, || planned.iter().map(|one| one.text.as_str()).collect())?;
+    let nothing = planned.iter().all(|one| one.change == Change::Unchanged);
+    Ok(if nothing { CliExit::Ok } else { CliExit::Changes })
+}
+
+/// Applies files for `rcfarm dev`.
+pub(super) async fn apply_files(context: &CommandContext, files: &[String]) -> anyhow::Result<()> {
+    let args = FileArgs { filename: files.to_vec(), within: "default".parse()? };
+    Wanted::read(context, &args).await?.apply(context).await.map(drop)
+}
+
+/// The objects of files, checked.
+struct Wanted {
+    queues: WantedQueues,
+    controllers: WantedRcs,
+    jobs: Jobs,
+}
+
+impl Wanted {
+    /// Reads and checks all objects. Nothing is changed yet.
+    async fn read(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Wanted> {
+        let described = described(&args.filename, &args.within)?;
+        let files = args.filename.join(", ");
+        if described.is_empty() {
+            let hint = "write a job, a queue or a replication controller into it";
+            return Err(failure(format!("{files} has no documents"), hint));
+        }
+        let mut problems = Vec::new();
+        let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
+        let controllers = WantedRcs::read(context, described.controllers).await?;
+        let jobs = Jobs::read(context, described.jobs, &queues.after(), &mut problems).await?;
+        if !problems.is_empty() {
+            let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
+            return Err(failure(why, "correct the fields named; nothing was changed"));
+        }
+        Ok(Wanted { queues, controllers, jobs })
+    }
+
+    async fn apply(&self, context: &CommandContext) -> anyhow::Result<Vec<Applied>> {
+        let mut applied = self.queues.apply(context).await?;
+        applied.extend(self.controllers.apply(context).await?);
+        applied.extend(self.jobs.apply(context).await?);
+        Ok(applied)
+    }
+
+    fn plan(&self) -> Vec<Planned> {
+        let mut planned = self.queues.plan();
+        planned.extend(self.controllers.plan());
+        planned.extend(self.jobs.plan());
+        planned
+    }
+}
+
+/// The objects of files, by kind.
+#[derive(Default)]
+pub(super) struct Described {
+    queues: Vec<DescribedQueue>,
+    controllers: Vec<DescribedRc>,
+    pub(super) jobs: Vec<DescribedJob>,
+}
+
+impl Described {
+    fn is_empty(&self) -> bool {
+        self.queues.is_empty() && self.controllers.is_empty() && self.jobs.is_empty()
+    }
+
+    /// Adds the objects of a document at `at`.
+    fn add(&mut self, at: &str, document: Value, within: &Namespace) -> anyhow::Result<()> {
+        if document.get("replication_controllers").is_some() {
+            self.controllers.extend(DescribedRc::list(at, document)?);
+            return Ok(());
+        }
+        match document.get("kind").and_then(Value::as_str) {
+            Some("Queue") => self.queues.push(DescribedQueue::new(at, document)?),
+            None if document.get("id").is_some() && document.get("launchables").is_some() => {
+                let hint = "rcfarm rc create -f FILE --node-selector SELECTOR; or put it below manifest: of an entry \
+                    of replication_controllers:, as in examples/web.yaml";
+                return Err(failure(format!("{at} is the manifest of a pod"), hint));
+            }
+            _ => self.jobs.push(DescribedJob::new(at, document, within)?),
+        }
+        Ok(())
+    }
+}
+
+/// The objects of files and directories. `within`: namespace of jobs that name none.
+pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<Described> {
+    let mut described = Described::default();
+    for (file, text) in contents(files)? {
+        for (n, text) in documents(&text).iter().enumerate() {
+            let at = format!("{file} (document {})", n + 1);
+            let document = document::from_yaml(text).map_err(|why| wrong(&at, why))?;
+            if !document.is_null() {
+                described.add(&at, document, within)?;
+            }
+        }
+    }
+    Ok(described)
+}
+
+/// Fields that differ, by path.
+pub(super) fn differences(before: &Value, after: &Value) -> Vec<Difference> {
+    let mut found = Vec::new();
+    compare("", before, after, &mut found);
+    found
+}
+
+fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference>) {
+    match (before, after) {
+        (Value::Object(a), Value::Object(b)) => {
+            let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            for name in names {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                let of = |map: &Map<String, Value>| map.get(name).cloned().unwrap_or(Value::Null);
+                compare(&path, &of(a), &of(b), found);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (n, (a, b)) in a.iter().zip(b).enumerate() {
+                compare(&format!("{path}[{n}]"), a, b, found);
+            }
+        }
+        _ if before == after => {}
+        _ => found.push(Difference {
+            field: path.to_owned(),
+            before: before.clone(),
+            after: after.clone(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn differences_are_named_by_path() {
+        let (a, b) = (json!({"a": [{"b": 1}], "c": 1}), json!({"a": [{"b": 2}], "d": 1}));
+        let found: Vec<String> = differences(&a, &b).into_iter().map(|d| d.field).collect();
+        assert_eq!(found, ["a[0].b", "c", "d"]);
+    }
+}

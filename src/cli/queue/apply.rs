@@ -1,0 +1,165 @@
+//! Queues of `rcfarm apply -f` and `rcfarm plan -f`, in Volcano's format.
+//!
+//! Key written: the queue's record, by CAS, in one transaction with its audit record.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::change::{problems, read_document, write};
+use super::snapshot::{QueueSnapshot, snapshot};
+use crate::batch::queues::Queues;
+use crate::cli::apply::{Applied, Change, Difference, Planned, differences};
+use crate::cli::context::CommandContext;
+use crate::cli::job::apply::wrong;
+use crate::cluster::queues::QueueIndex;
+use rcfarm_api::ids::QueueName;
+use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
+use rcfarm_api::{Index, Stored, key};
+use rcfarm_store::Entry;
+use rcfarm_store::cache::CacheIndex;
+
+/// A queue of a file.
+pub(in crate::cli) struct DescribedQueue {
+    at: String,
+    name: QueueName,
+    record: QueueRecord,
+    names_state: bool,
+}
+
+impl DescribedQueue {
+    /// A queue from its document.
+    pub(in crate::cli) fn new(at: &str, mut document: Value) -> anyhow::Result<DescribedQueue> {
+        if let Some(fields) = document.as_object_mut() {
+            fields.remove("status");
+        }
+        let (name, record) = read_document(at, &document)?;
+        let name =
+            name.ok_or_else(|| wrong(at, "metadata.name: the queue has no name".to_owned()))?;
+        let names_state = document.pointer("/spec/state").is_some();
+        Ok(DescribedQueue { at: at.to_owned(), name, record, names_state })
+    }
+}
+
+/// Queues of files, checked, parents before the queues below them.
+pub(in crate::cli) struct WantedQueues {
+    snapshot: QueueSnapshot,
+    all: Vec<WantedQueue>,
+}
+
+struct WantedQueue {
+    name: QueueName,
+    record: QueueRecord,
+    /// The stored record and its specification.
+    stored: Option<(Entry, QueueSpec)>,
+}
+
+impl WantedQueue {
+    fn change(&self) -> Change {
+        match &self.stored {
+            None => Change::Created,
+            Some((_, spec)) if *spec == self.record.spec => Change::Unchanged,
+            Some(_) => Change::Changed,
+        }
+    }
+
+    fn differences(&self) -> Vec<Difference> {
+        let Some((_, before)) = &self.stored else { return Vec::new() };
+        let spec = |spec: &QueueSpec| json!({"spec": spec});
+        differences(&spec(before), &spec(&self.record.spec))
+    }
+}
+
+impl WantedQueues {
+    /// Reads and checks queues; adds to `problems` what is wrong with them.
+    pub(in crate::cli) async fn read(
+        context: &CommandContext,
+        described: Vec<DescribedQueue>,
+        found: &mut Vec<String>,
+    ) -> anyhow::Result<WantedQueues> {
+        let snapshot = snapshot(context).await?;
+        let mut specs = snapshot.specs();
+        let mut all: Vec<WantedQueue> = Vec::new();
+        for DescribedQueue { at, name, mut record, names_state } in described {
+            if all.iter().any(|other| other.name == name) {
+                return Err(wrong(&at, format!("queue {name} is there twice")));
+            }
+            let entry = snapshot.entries.get(&name);
+            let stored = entry.map(|entry| {
+                let before = QueueRecord::decode(&entry.value).unwrap_or_default();
+                let mut other = before.other;
+                other.extend(std::mem::take(&mut record.other));
+                record.other = other;
+                // `queue close` is not undone by a file that does not say so.
+                if !names_state {
+                    record.spec.state = before.spec.state;
+                }
+                (entry.clone(), before.spec)
+            });
+            specs.insert(name.clone(), record.spec.clone());
+            all.push(WantedQueue { name, record, stored });
+        }
+        for one in &all {
+            let bad = problems(&one.name, &specs, &snapshot);
+            found.extend(bad.iter().map(|issue| format!("queue {}: {issue}", one.name)));
+        }
+        all.sort_by_key(|one| (depth(&one.name, &specs), one.name.clone()));
+        Ok(WantedQueues { snapshot, all })
+    }
+
+    /// The queues once these are applied.
+    pub(in crate::cli) fn after(&self) -> Queues {
+        let mut entries: BTreeMap<String, Entry> =
+            self.snapshot.entries.values().map(|e| (e.key.clone(), e.clone())).collect();
+        for one in &self.all {
+            let key = key::queue(&one.name).to_string();
+            let made = entries.entry(key.clone()).or_insert_with(|| Entry {
+                key,
+                value: Default::default(),
+                flags: 0,
+                session: None,
+                lock_index: 0,
+                create_index: Index::ZERO,
+                modify_index: Index::ZERO,
+            });
+            made.value = one.record.encode();
+        }
+        let entries = entries.into_values().collect();
+        Queues::of(&QueueIndex::build(&QueueIndex::default(), &key::queues(), entries).0)
+    }
+
+    /// Creates and changes the queues.
+    pub(in crate::cli) async fn apply(
+        &self,
+        context: &CommandContext,
+    ) -> anyhow::Result<Vec<Applied>> {
+        let mut applied = Vec::new();
+        for one in &self.all {
+            let change = one.change();
+            if change != Change::Unchanged {
+                let stored = one.stored.as_ref().map(|(entry, spec)| (entry, spec));
+                write(context, &one.name, &one.record, stored).await?;
+            }
+            let shown = json!({"queue": one.name, "kind": "Queue", "change": change});
+            applied.push(Applied::new(format!("queue {}", one.name), change, shown));
+        }
+        Ok(applied)
+    }
+
+    /// What `apply` would do.
+    pub(in crate::cli) fn plan(&self) -> Vec<Planned> {
+        let planned = |one: &WantedQueue| {
+            let (change, fields) = (one.change(), one.differences());
+            let shown =
+                json!({"queue": one.name, "kind": "Queue", "change": change, "fields": fields});
+            Planned::new(&format!("queue {}", one.name), change, &fields, shown)
+        };
+        self.all.iter().map(planned).collect()
+    }
+}
+
+/// How many queues are above one, as far as they are known. Rings end, too.
+fn depth(name: &QueueName, specs: &BTreeMap<QueueName, QueueSpec>) -> usize {
+    let above = |name: &QueueName| specs.get(name)?.parent().cloned();
+    std::iter::successors(above(name), above).take(specs.len()).count()
+}

@@ -1,0 +1,280 @@
+//! Replication controllers of `rcfarm apply -f`, `rcfarm plan -f` and `rcfarm dev --apply`.
+//!
+//! Keys written: those of `rc create` and `rc update`. An entry of a file is about the controller with its `id`, or else
+//! about the one whose pod has the id of its manifest.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::create;
+use super::find::{Found, all, title};
+use super::update::{RcEdit, apply as update};
+use crate::cli::apply::{Applied, Change, Difference, Planned, differences};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::failure;
+use crate::cli::job::apply::wrong;
+use rcfarm_api::ids::{PodId, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{Labels, Selector, decode_labels};
+use rcfarm_api::manifest::{Manifest, check_known};
+use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
+use rcfarm_api::rc::update::UpdateOrder;
+
+/// An entry of `replication_controllers`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    id: Option<RcId>,
+    manifest: String,
+    node_selector: String,
+    replicas: i64,
+    #[serde(default)]
+    pod_labels: BTreeMap<String, String>,
+    /// Its own labels, such as `rcfarm/min_health`. Other labels stay.
+    #[serde(default)]
+    labels: Labels,
+    strategy: Option<String>,
+    disabled: Option<bool>,
+}
+
+/// A document with controllers.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    replication_controllers: Vec<Fields>,
+}
+
+/// A controller of a file.
+pub(in crate::cli) struct DescribedRc {
+    at: String,
+    fields: Fields,
+    manifest: Manifest,
+    strategy: RcStrategy,
+}
+
+impl DescribedRc {
+    /// The controllers of a document.
+    pub(in crate::cli) fn list(at: &str, document: Value) -> anyhow::Result<Vec<DescribedRc>> {
+        let document: Document =
+            serde_json::from_value(document).map_err(|error| wrong(at, error.to_string()))?;
+        let all = document.replication_controllers.into_iter().enumerate();
+        all.map(|(n, fields)| Self::new(format!("{at}: replication_controllers[{n}]"), fields))
+            .collect()
+    }
+
+    fn new(at: String, fields: Fields) -> anyhow::Result<DescribedRc> {
+        let manifest =
+            Manifest::parse(&fields.manifest).with_context(|| format!("{at}.manifest"))?;
+        check_known(&manifest.fields()?).with_context(|| format!("{at}.manifest"))?;
+        fields.node_selector.parse::<Selector>().with_context(|| format!("{at}.node_selector"))?;
+        check_count(fields.replicas).with_context(|| format!("{at}.replicas"))?;
+        let strategy = match fields.strategy.as_deref() {
+            None | Some("static") => RcStrategy::Static,
+            Some("dynamic") => RcStrategy::Dynamic,
+            Some(other) => {
+                return Err(wrong(
+                    &at,
+                    format!("strategy: {other:?} is neither static nor dynamic"),
+                ));
+            }
+        };
+        for reserved in [POD_ID, RC_ID] {
+            if fields.pod_labels.contains_key(reserved) || fields.labels.contains_key(reserved) {
+                return Err(wrong(
+                    &at,
+                    format!("label {reserved} is set from the manifest; leave it out"),
+                ));
+            }
+        }
+        Ok(DescribedRc { at, fields, manifest, strategy })
+    }
+
+    /// Values of the record's fields besides the manifest.
+    fn record_fields(&self) -> Vec<(&'static str, Value)> {
+        let mut fields = vec![
+            ("node_selector", json!(self.fields.node_selector)),
+            ("pod_labels", json!(self.fields.pod_labels)),
+            ("replicas_desired", json!(self.fields.replicas)),
+            ("allocation_strategy", json!(self.strategy.as_str())),
+        ];
+        fields.extend(self.fields.disabled.map(|disabled| ("disabled", json!(disabled))));
+        fields
+    }
+
+    fn record(&self, id: RcId) -> RcRecord {
+        RcRecord {
+            id,
+            manifest: self.fields.manifest.clone(),
+            node_selector: self.fields.node_selector.clone(),
+            pod_labels: Some(self.fields.pod_labels.clone()),
+            replicas_desired: self.fields.replicas,
+            disabled: self.fields.disabled.unwrap_or(false),
+            allocation_strategy: self.strategy.as_str().to_owned(),
+            other: serde_json::Map::new(),
+        }
+    }
+}
+
+/// Controllers of files, checked.
+pub(in crate::cli) struct WantedRcs {
+    all: Vec<WantedRc>,
+}
+
+struct WantedRc {
+    described: DescribedRc,
+    id: RcId,
+    fields: Vec<Difference>,
+    /// Whether there is a record already.
+    exists: bool,
+}
+
+impl WantedRc {
+    fn title(&self) -> String {
+        title(Some(self.described.manifest.id()), self.id)
+    }
+
+    fn pod_id(&self) -> &PodId {
+        self.described.manifest.id()
+    }
+
+    fn change(&self) -> Change {
+        match (self.exists, self.fields.is_empty()) {
+            (false, _) => Change::Created,
+            (true, true) => Change::Unchanged,
+            (true, false) => Change::Changed,
+        }
+    }
+}
+
+impl WantedRcs {
+    /// Reads and checks controllers.
+    pub(in crate::cli) async fn read(
+        context: &CommandContext,
+        described: Vec<DescribedRc>,
+    ) -> anyhow::Result<WantedRcs> {
+        if described.is_empty() {
+            return Ok(WantedRcs { all: Vec::new() });
+        }
+        let (stored, _) = all(context).await?;
+        let prefix = key::labels(LabelKind::ReplicationController);
+        let labels = context.list(&prefix).await?;
+        let labels_of = |id: RcId| {
+            let key = key::rc_labels(id).to_string();
+            let entry = labels.iter().find(|entry| entry.key == key);
+            entry.and_then(|entry| decode_labels(&entry.value).ok()).unwrap_or_default()
+        };
+        let mut wanted: Vec<WantedRc> = Vec::new();
+        for described in described {
+            let found = named(&stored, &described)?;
+            let id = found.map(|found| found.id).or(described.fields.id);
+            let id = id.unwrap_or_else(|| RcId(context.ids.uuid()));
+            let record = described.record(id);
+            RcSpec::check(id, &record)
+                .and_then(|spec| spec.with_labels(Some(&described.fields.labels)))
+                .with_context(|| described.at.clone())?;
+            let has_twin = |other: &WantedRc| {
+                other.id == id || !other.exists && other.pod_id() == described.manifest.id()
+            };
+            if wanted.iter().any(has_twin) {
+                let pod = described.manifest.id();
+                return Err(wrong(&described.at, format!("{pod} is there twice; give each an id")));
+            }
+            let fields = found.map_or_else(Vec::new, |f| changes(f, &described, &labels_of(f.id)));
+            wanted.push(WantedRc { id, fields, exists: found.is_some(), described });
+        }
+        Ok(WantedRcs { all: wanted })
+    }
+
+    /// Creates and changes the controllers. Pods get a changed manifest in order.
+    pub(in crate::cli) async fn apply(
+        &self,
+        context: &CommandContext,
+    ) -> anyhow::Result<Vec<Applied>> {
+        let mut applied = Vec::new();
+        for one in &self.all {
+            let (change, described) = (one.change(), &one.described);
+            match change {
+                Change::Unchanged => {}
+                Change::Created => {
+                    let mut labels = described.fields.labels.clone();
+                    labels.insert(POD_ID.to_owned(), one.pod_id().to_string());
+                    let record = described.record(one.id);
+                    create::write(context, &record, &labels, &described.manifest).await?;
+                }
+                Change::Changed => {
+                    let differs =
+                        one.fields.iter().any(|difference| difference.field == "manifest");
+                    let manifest = differs.then(|| described.manifest.clone());
+                    let edit = RcEdit {
+                        manifest: manifest.map(|manifest| (manifest, UpdateOrder::InOrder)),
+                        fields: described.record_fields(),
+                        labels: described.fields.labels.clone(),
+                    };
+                    update(context, &one.id.to_string(), &edit).await?;
+                }
+            }
+            let shown = json!({"rc": one.id, "pod_id": one.pod_id(),
+                "kind": "ReplicationController", "change": change});
+            applied.push(Applied::new(format!("rc {}", one.title()), change, shown));
+        }
+        Ok(applied)
+    }
+
+    /// What `apply` would do.
+    pub(in crate::cli) fn plan(&self) -> Vec<Planned> {
+        let planned = |one: &WantedRc| {
+            // The id of a controller that does not exist is drawn again by `apply`.
+            let (id, title) = match one.exists {
+                true => (json!(one.id), format!("rc {}", one.title())),
+                false => (Value::Null, format!("rc {}", one.pod_id())),
+            };
+            let shown = json!({"rc": id, "pod_id": one.pod_id(), "kind": "ReplicationController",
+                "change": one.change(), "fields": one.fields});
+            Planned::new(&title, one.change(), &one.fields, shown)
+        };
+        self.all.iter().map(planned).collect()
+    }
+}
+
+/// The stored controller that an entry is about.
+fn named<'a>(stored: &'a [Found], described: &DescribedRc) -> anyhow::Result<Option<&'a Found>> {
+    if let Some(id) = described.fields.id {
+        return Ok(stored.iter().find(|found| found.id == id));
+    }
+    let pod = described.manifest.id();
+    let mut of_pod = stored.iter().filter(|found| found.pod_id().as_ref() == Some(pod));
+    match (of_pod.next(), of_pod.next()) {
+        (found, None) => Ok(found),
+        (_, Some(_)) => Err(failure(
+            format!("{}: several controllers have the pod {pod}", described.at),
+            "say which one: put its id: into the entry (rcfarm rc list)",
+        )),
+    }
+}
+
+/// Fields that `apply` changes.
+fn changes(found: &Found, described: &DescribedRc, labels: &Labels) -> Vec<Difference> {
+    let stored: Value = serde_json::from_slice(&found.entry.value).unwrap_or_default();
+    let mut wanted = described.record_fields();
+    wanted.push(("manifest", json!(described.fields.manifest)));
+    let mut changed = Vec::new();
+    for (field, after) in wanted {
+        let before = match stored.get(field) {
+            None | Some(Value::Null) if field == "pod_labels" => json!({}),
+            None if field == "disabled" => json!(false),
+            other => other.cloned().unwrap_or_default(),
+        };
+        changed.extend((before != after).then(|| Difference {
+            field: field.to_owned(),
+            before,
+            after,
+        }));
+    }
+    let mut after = labels.clone();
+    after.extend(described.fields.labels.clone());
+    changed.extend(differences(&json!({"labels": labels}), &json!({"labels": after})));
+    changed
+}
