@@ -244,6 +244,7 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             env: BTreeMap::new(),
             data_dir: dir.path().join(name.as_str()),
             log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
+            ended_logs: Default::default(),
             session: session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,

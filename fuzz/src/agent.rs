@@ -96,6 +96,7 @@ pub async fn run(input: &[u8]) {
         env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
         data_dir: directory.path().join("data"),
         log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
+        ended_logs: Default::default(),
         session: SessionSettings::default(),
         limits: Default::default(),
         at_shutdown: AtShutdown::LeavePods,

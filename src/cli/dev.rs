@@ -239,6 +239,7 @@ fn start_agents(
             env: environment(machine)?,
             data_dir: machine.data_dir.clone(),
             log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
+            ended_logs: Default::default(),
             session: agent::session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,

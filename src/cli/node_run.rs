@@ -22,7 +22,7 @@ use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
 use rcfarm_node::agent::users::ANY_BUT_ROOT;
-use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, PodPermits};
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, LogRetention, PodPermits};
 use rcfarm_node::http::HttpListener;
 use rcfarm_node::{exec, shim};
 use rcfarm_store::TxnLimits;
@@ -50,6 +50,12 @@ pub struct NodeRunArgs {
     /// Size above which a log is rotated; three rotated files are kept
     #[arg(long, default_value = "10Mi", value_parser = bytes, value_name = "SIZE")]
     log_size: u64,
+    /// Size of all logs of jobs' pods that are gone; the oldest are deleted first; 0: none are kept
+    #[arg(long, default_value = "1Gi", value_parser = any_bytes, value_name = "SIZE")]
+    ended_logs_size: u64,
+    /// Age after which the logs of a job's pod that is gone are deleted
+    #[arg(long, default_value = "7d", value_parser = duration, value_name = "DURATION")]
+    ended_logs_age: Duration,
     /// Host name or IP address of the node's pods [default: the node's name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
@@ -86,10 +92,15 @@ fn ports(text: &str) -> Result<GivenPorts, String> {
     }
 }
 
+/// A number of bytes.
+fn any_bytes(text: &str) -> Result<u64, String> {
+    let parsed: Result<ResourceList, _> = format!("memory={text}").parse();
+    parsed.map(|list| list.amount(MEMORY)).map_err(|_| "write it like 512Mi, 10Gi or 0".to_owned())
+}
+
 /// A number of bytes, at least 4 Ki.
 fn bytes(text: &str) -> Result<u64, String> {
-    let parsed: Result<ResourceList, _> = format!("memory={text}").parse();
-    let bytes = parsed.ok().map(|list| list.amount(MEMORY)).filter(|bytes| *bytes >= 4_096);
+    let bytes = any_bytes(text).ok().filter(|bytes| *bytes >= 4_096);
     bytes.ok_or_else(|| "write it like 512Ki, 10Mi or 1Gi; at least 4Ki".to_owned())
 }
 
@@ -182,6 +193,7 @@ impl NodeRunArgs {
             env: BTreeMap::from_iter(self.env.clone()),
             data_dir: self.data_dir.clone(),
             log_bytes: self.log_size,
+            ended_logs: LogRetention { bytes: self.ended_logs_size, age: self.ended_logs_age },
             session,
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,

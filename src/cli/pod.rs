@@ -294,6 +294,7 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
         launchable: args.launchable.as_deref(),
         follow: args.read.follow,
         start: LogStart::Lines(args.read.lines),
+        ended: None,
         token_file: args.read.log_token_file.as_deref(),
     };
     let mut output = open_log(context, &PodRef { node, pod }, &query).await?.output;
@@ -311,6 +312,8 @@ pub(super) struct LogQuery<'q> {
     pub(super) launchable: Option<&'q str>,
     pub(super) follow: bool,
     pub(super) start: LogStart,
+    /// An attempt whose pod is gone, with the uid of its job; `None`: the pod's present log.
+    pub(super) ended: Option<(u64, u32)>,
     /// File with the token of agents that serve logs on the network.
     pub(super) token_file: Option<&'q Path>,
 }
@@ -372,6 +375,9 @@ pub(super) async fn open_log(
     if let Some(launchable) = query.launchable {
         rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
         path.push_str(&format!("&launchable={launchable}"));
+    }
+    if let Some((uid, attempt)) = query.ended {
+        path.push_str(&format!("&uid={uid}&attempt={attempt}"));
     }
     let answer = request(node, &record, &path, query.token_file).await?;
     let status = answer.status();

@@ -117,6 +117,7 @@ async fn read_next(
         launchable: log.container.as_deref(),
         follow: mode == ReadMode::Follow,
         start,
+        ended: None,
         token_file: args.read.log_token_file.as_deref(),
     };
     let stopped = stop.cancelled();

@@ -7,6 +7,7 @@ use std::io::Write as _;
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
+use super::attempt::attempt;
 use super::find::{FoundJob, FoundPod, find, pods};
 use super::follow::follow;
 use super::reading::{ReadEnd, ReadOutcome};
@@ -36,6 +37,9 @@ pub struct JobLogsArgs {
     /// Print the end of the output of the last failed runs, from the job's status; their pods may be gone
     #[arg(short, long, conflicts_with = "follow")]
     pub(super) previous: bool,
+    /// Print the logs of this attempt of the members, from 1 as in job tree; nodes keep them for a while
+    #[arg(long, value_name = "N", conflicts_with_all = ["follow", "previous"], value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) attempt: Option<u32>,
     #[command(flatten)]
     pub(super) read: LogReadArgs,
 }
@@ -69,6 +73,9 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
     if args.previous {
         return previous(context, &found, args);
     }
+    if let Some(number) = args.attempt {
+        return attempt(context, &found, args, number).await;
+    }
     if args.read.follow {
         let followed = follow(context, args).await?;
         return followed.nothing_read.map_or(Ok(CliExit::Ok), Err);
@@ -81,8 +88,8 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
     let is_alone = is_alone(&found, all.keys(), args);
     let (mut failures, number) = (Vec::new(), all.len());
     for log in all.keys() {
-        if let Err(error) = print_log(context, log, args, is_alone).await? {
-            failures.push((log, error));
+        if let Err(error) = print_log(context, log, args, is_alone, None).await? {
+            failures.push((log, anyhow::Error::from(error)));
         }
     }
     if failures.len() == number {
@@ -94,17 +101,20 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
     Ok(CliExit::Ok)
 }
 
-/// Prints what a log has now. The inner error is the agent's; the outer one that of standard output.
-async fn print_log(
+/// Prints what a log has now. `ended`: as in [`LogQuery`]. The inner error is the agent's; the outer one that of standard
+/// output.
+pub(super) async fn print_log(
     context: &CommandContext,
     log: &MemberLog,
     args: &JobLogsArgs,
     is_alone: bool,
-) -> anyhow::Result<anyhow::Result<()>> {
+    ended: Option<(u64, u32)>,
+) -> anyhow::Result<Result<(), LogError>> {
     let query = LogQuery {
         launchable: log.container.as_deref(),
         follow: false,
         start: LogStart::Lines(args.read.lines),
+        ended,
         token_file: args.read.log_token_file.as_deref(),
     };
     let prefix = if is_alone { String::new() } else { format!("{} | ", log.name()) };
@@ -116,7 +126,7 @@ async fn print_log(
     print(&prefix, &mut end.line)?;
     Ok(match end.outcome {
         ReadOutcome::Complete | ReadOutcome::Stopped => Ok(()),
-        ReadOutcome::Failed(error) => Err(error.into()),
+        ReadOutcome::Failed(error) => Err(error),
     })
 }
 
@@ -153,7 +163,7 @@ fn wanted(found: &FoundJob, args: &JobLogsArgs) -> Option<usize> {
     Some(tasks.map(|task| count(task.replicas)).sum())
 }
 
-fn is_task(args: &JobLogsArgs, name: &str) -> bool {
+pub(super) fn is_task(args: &JobLogsArgs, name: &str) -> bool {
     args.task.as_ref().is_none_or(|task| name.eq_ignore_ascii_case(task))
 }
 

@@ -1,6 +1,7 @@
 //! `rcfarm job …`: batch work.
 
 pub(in crate::cli) mod apply;
+mod attempt;
 mod commands;
 mod delete;
 mod find;

@@ -82,6 +82,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobRunArgs) -> anyhow::
     }
     context.note(format!("{id}: created"));
     let logs = JobLogsArgs {
+        attempt: None,
         previous: false,
         job: id,
         task: None,

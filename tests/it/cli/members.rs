@@ -282,3 +282,26 @@ async fn ended_members_give_back_what_they_had() {
     dev.run(&["job", "delete", "other"]).await.ok();
     until("it has run again", async || succeeded(1).await).await;
 }
+
+/// Nodes keep the logs of attempts whose pods are gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_of_each_attempt_can_be_read_when_its_pod_is_gone() {
+    let dev = DevJobs::start(&["--nodes", "2"]).await;
+    let script = "echo \"$RCFARM_POD has run\"; test -e $MARK && exit 0; touch $MARK; exit 3";
+    let mark = dev.dir.path().join("mark").to_str().unwrap().to_owned();
+    let container =
+        json!({"command": ["sh", "-c", script], "env": [{"name": "MARK", "value": mark}]});
+    let more = json!({"maxRetry": 3, "restartDelay": {"first": "0s"},
+        "policies": [{"event": "PodFailed", "action": "RestartJob"}]});
+    dev.apply(&job("twice", container, "Never", more)).await;
+    assert_eq!(dev.wait("twice").await.code, 0);
+    assert_eq!(dev.status("twice").await["version"], 1);
+    for attempt in ["1", "2"] {
+        let output = dev.run(&["job", "logs", "twice", "--attempt", attempt]).await.ok();
+        assert!(output.starts_with("twice-a-0-") && output.ends_with(" has run\n"), "{output}");
+        assert_eq!(output.lines().count(), 1, "of this attempt alone: {output}");
+    }
+    let none = dev.run(&["job", "logs", "twice", "--attempt", "3"]).await;
+    assert_ne!(none.code, 0);
+    assert!(none.stderr.contains("no node has the logs of attempt 3"), "{none:?}");
+}

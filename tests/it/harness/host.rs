@@ -51,6 +51,7 @@ impl Host {
             env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
             data_dir: directory.path().join("data"),
             log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
+            ended_logs: Default::default(),
             session: SessionSettings {
                 check_ttl: Some(Duration::from_secs(10)),
                 session_ttl: Duration::from_secs(30),

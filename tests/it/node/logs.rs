@@ -37,6 +37,11 @@ async fn an_agent_serves_logs_of_its_pods_and_no_other_file() {
     assert_eq!(mode & 0o777, 0o600, "for the agent's user alone");
 
     let pods = host.settings.data_dir.join("pods/web");
+    // As right after a rotation.
+    std::fs::write(pods.join("main.log.1"), "-1\n0\n").unwrap();
+    assert_eq!(ask(&host, "/pods/web/log").await.1, "-1\n0\n1\n2\n3\n4\n5\n");
+    assert_eq!(ask(&host, "/pods/web/log?lines=6").await.1, "0\n1\n2\n3\n4\n5\n");
+    std::fs::remove_file(pods.join("main.log.1")).unwrap();
     std::os::unix::fs::symlink("/etc/hostname", pods.join("link.log")).unwrap();
     let fifo = std::process::Command::new("mkfifo").arg(pods.join("pipe.log")).status().unwrap();
     assert!(fifo.success());

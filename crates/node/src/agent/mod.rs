@@ -28,6 +28,7 @@
 
 pub mod cgroup;
 pub mod driver;
+pub mod ended_logs;
 mod event;
 pub mod health;
 mod intended;
@@ -61,6 +62,7 @@ use rcfarm_api::node::ports::PortRange;
 use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
+pub use ended_logs::LogRetention;
 pub use run::{Agent, AgentError};
 pub use users::PodPermits;
 
@@ -100,6 +102,8 @@ pub struct AgentSettings {
     pub data_dir: PathBuf,
     /// Size in bytes above which a log is rotated.
     pub log_bytes: u64,
+    /// How long the logs of jobs' pods are kept once the pods are gone.
+    pub ended_logs: LogRetention,
     /// TTLs of the agent's check and session.
     pub session: SessionSettings,
     /// Size limits of one transaction.
@@ -136,6 +140,7 @@ fn test_settings() -> AgentSettings {
         env: BTreeMap::new(),
         data_dir: PathBuf::new(),
         log_bytes: logs::MAX_BYTES,
+        ended_logs: Default::default(),
         session: session_settings(),
         limits: TxnLimits::default(),
         at_shutdown: AtShutdown::LeavePods,

@@ -6,6 +6,7 @@
 //! The header [`LOG_OFFSET`] of an answer is the byte offset at which it begins. A client that counts the bytes after it
 //! goes on with `from=<offset>` once its connection is lost.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -28,7 +29,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
 
 use super::AgentSettings;
-use super::logs::{since, tail};
+use super::ended_logs::of_attempt;
+use super::logs::{LogPart, parts, since, tail};
 use super::state::DataDir;
 use crate::http::{HttpLimits, HttpListener, serve};
 use rcfarm_api::ids::{NodeName, PodId, check_segment};
@@ -76,6 +78,32 @@ struct LogQuery {
     from: Option<u64>,
     #[serde(default)]
     follow: bool,
+    /// Attempt at a job's member whose pod is gone, with the job's uid.
+    attempt: Option<u32>,
+    uid: Option<u64>,
+}
+
+/// A log that was found.
+enum FoundLog {
+    /// From a byte offset on, until the pod is removed.
+    Followed(PathBuf, u64),
+    /// Between two byte offsets.
+    Range(PathBuf, u64, u64),
+    /// The last lines, those of rotated files included.
+    Parts(Vec<LogPart>),
+}
+
+impl FoundLog {
+    /// Byte offset in the log at which it begins; `None`: it begins in a rotated file.
+    fn offset(&self) -> Option<u64> {
+        match self {
+            FoundLog::Followed(_, start) | FoundLog::Range(_, start, _) => Some(*start),
+            FoundLog::Parts(parts) => match &parts[..] {
+                [one] => Some(one.start()),
+                _ => None,
+            },
+        }
+    }
 }
 
 /// State of the routes.
@@ -116,8 +144,8 @@ impl LogServer {
         }
     }
 
-    /// The file with a log, and the part of it that was asked for.
-    fn find(&self, pod: &str, query: &LogQuery) -> Result<(PathBuf, u64, u64), Refusal> {
+    /// The part of a log that was asked for.
+    fn find(&self, pod: &str, query: &LogQuery) -> Result<FoundLog, Refusal> {
         if query.node.as_deref().is_some_and(|node| node != self.node.as_str()) {
             let why = format!("this is the agent of {}", self.node);
             return Err((StatusCode::MISDIRECTED_REQUEST, why));
@@ -125,7 +153,10 @@ impl LogServer {
         // Pod and launchable become parts of a path, so both are validated.
         let bad = |why| (StatusCode::BAD_REQUEST, why);
         let pod: PodId = pod.parse().map_err(|_| bad(format!("{pod:?} is no pod id")))?;
-        let home = self.data_dir.join("pods").join(pod.as_str());
+        let home = match (query.attempt, query.uid) {
+            (Some(attempt), Some(uid)) => of_attempt(&self.data_dir, &pod, uid, attempt),
+            _ => self.data_dir.join("pods").join(pod.as_str()),
+        };
         let name = match &query.launchable {
             Some(name) if check_segment(name).is_ok() => name.clone(),
             Some(name) => return Err(bad(format!("{name:?} is no launchable name"))),
@@ -141,12 +172,19 @@ impl LogServer {
             },
         };
         let path = home.join(format!("{name}.log"));
-        let lines = if query.from.is_some() { 0 } else { query.lines };
-        let (start, end) = tail(&path, lines).map_err(|error| {
+        let absent = |error| {
             (StatusCode::NOT_FOUND, format!("the log of {pod}/{name} cannot be read: {error}"))
-        })?;
-        let from = query.from.filter(|from| *from <= end);
-        Ok((path, from.unwrap_or(start), end))
+        };
+        if !query.follow && query.from.is_none() {
+            return Ok(FoundLog::Parts(parts(&path, query.lines).map_err(absent)?));
+        }
+        let lines = if query.from.is_some() { 0 } else { query.lines };
+        let (start, end) = tail(&path, lines).map_err(absent)?;
+        let start = query.from.filter(|from| *from <= end).unwrap_or(start);
+        Ok(match query.follow {
+            true => FoundLog::Followed(path, start),
+            false => FoundLog::Range(path, start, end),
+        })
     }
 }
 
@@ -213,7 +251,6 @@ async fn log(
     Query(query): Query<LogQuery>,
     headers: HeaderMap,
 ) -> Response {
-    let follow = query.follow;
     let free = logs.free.clone();
     let found = blocking(move || {
         logs.server.permits(&headers)?;
@@ -227,12 +264,39 @@ async fn log(
         }
     });
     match found {
-        Ok(((path, start, end), permit)) => {
-            let body = body(path, start, (!follow).then_some(end), permit);
-            ([(LOG_OFFSET, start.to_string())], body).into_response()
+        Ok((found, permit)) => {
+            let offset = found.offset().map(|offset| [(LOG_OFFSET, offset.to_string())]);
+            let body = match found {
+                FoundLog::Followed(path, start) => body(path, start, None, permit),
+                FoundLog::Range(path, start, end) => body(path, start, Some(end), permit),
+                FoundLog::Parts(parts) => body_of(parts, permit),
+            };
+            match offset {
+                Some(offset) => (offset, body).into_response(),
+                None => body.into_response(),
+            }
         }
         Err((status, why)) => (status, format!("{why}\n")).into_response(),
     }
+}
+
+/// Parts of a log, one after the other. It holds the permit.
+fn body_of(parts: Vec<LogPart>, permit: OwnedSemaphorePermit) -> Body {
+    let state = (VecDeque::from(parts), permit);
+    Body::from_stream(stream::unfold(state, |(mut parts, permit)| async move {
+        let read = spawn_blocking(move || {
+            while let Some(part) = parts.front_mut() {
+                let read = part.read().ok()?;
+                if !read.is_empty() {
+                    return Some((read, parts));
+                }
+                parts.pop_front();
+            }
+            None
+        });
+        let (read, parts) = read.await.ok()??;
+        Some((Ok::<_, io::Error>(Bytes::from(read)), (parts, permit)))
+    }))
 }
 
 /// A log from `start` to `end`; without an end it is followed until the pod is removed. It holds the permit.

@@ -12,6 +12,7 @@
 //! | `pods/<pod>/config.yaml` | its configuration |
 //! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`] |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
+//! | `ended/<pod>/<uid>.<attempt>/` | logs of a job's pod that is gone: see [`super::ended_logs`] |
 //! | `work/<pod>/home/` | home of a pod with another user than the agent, which owns it |
 //! | `work/<pod>/config.yaml` | configuration of such a pod, which it may read |
 //! | `trash/` | files of forgotten pods that are being deleted |
@@ -37,6 +38,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::ended_logs::LogRetention;
 use super::users::UserIds;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
 use rcfarm_api::node::status::IntentIndex;
@@ -74,6 +76,7 @@ pub struct StoredPod {
 #[derive(Debug)]
 pub struct DataDir {
     root: PathBuf,
+    pub(super) retention: LogRetention,
     memory: Mutex<()>,
     is_emptying_trash: AtomicBool,
     _lock: File,
@@ -94,8 +97,8 @@ impl DataDir {
             format!("another agent runs with the data directory {}", root.display())
         })?;
         let root = fs::canonicalize(root).map_err(say)?;
-        let (memory, is_emptying_trash) = Default::default();
-        Ok(DataDir { root, memory, is_emptying_trash, _lock: lock })
+        let (retention, memory, is_emptying_trash) = Default::default();
+        Ok(DataDir { root, retention, memory, is_emptying_trash, _lock: lock })
     }
 
     /// The directory itself.
@@ -224,11 +227,15 @@ impl DataDir {
         write(&self.pod(pod).join("pod.json"), kept)
     }
 
-    /// Forgets a pod and all its files, logs included. They are in the trash then ([`DataDir::empty_trash`]).
+    /// Forgets a pod and all its files. They are in the trash then ([`DataDir::empty_trash`]). The logs of a job's pod are
+    /// kept for a while.
     ///
     /// # Errors
     /// What the file system says of either of its directories; the other one is gone.
     pub fn forget(&self, pod: &PodId) -> io::Result<()> {
+        if let Err(error) = self.keep_logs(pod) {
+            warn!(%pod, %error, "its logs are not kept, or older ones are not deleted");
+        }
         let [work, own] = [self.work(pod), self.pod(pod)].map(|dir| self.discard(&dir));
         work.and(own)
     }

@@ -137,6 +137,7 @@ impl Agents {
             env: BTreeMap::new(),
             data_dir: host.disk.path().to_owned(),
             log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
+            ended_logs: Default::default(),
             session: session_settings(),
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::LeavePods,
