@@ -12,8 +12,9 @@ use axum::http::{Request, Response, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use hyper1::server::conn::http1;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -51,10 +52,33 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 impl HttpListener {
     async fn accept(&self) -> io::Result<Box<dyn Connection>> {
         Ok(match self {
-            HttpListener::Tcp(listener) => Box::new(listener.accept().await?.0),
+            HttpListener::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                if let Err(error) = keep_alive(&stream) {
+                    debug!(%error, "a connection whose client vanishes is not noticed");
+                }
+                Box::new(stream)
+            }
             HttpListener::Unix(listener) => Box::new(listener.accept().await?.0),
         })
     }
+}
+
+/// Idle time after which the kernel asks whether the client is still there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// Pause between two such questions.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Unanswered questions after which the connection ends.
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Makes the kernel end a connection a minute after its client has vanished. Who follows a quiet log sends and gets
+/// nothing, and would otherwise hold its connection without end.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
 }
 
 /// Serves until `shutdown`, which also closes the connections.
@@ -142,9 +166,22 @@ pub async fn within_limit<T>(step: impl Future<Output = io::Result<T>>) -> io::R
 mod tests {
     use axum::routing::get as on_get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
 
     use super::*;
+
+    #[tokio::test]
+    async fn vanished_client_is_noticed_within_a_minute() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (stream, _) = accepted.unwrap();
+        keep_alive(&stream).unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        let idle = sockopt::tcp_keepidle(&stream).unwrap();
+        let probes = sockopt::tcp_keepcnt(&stream).unwrap();
+        let noticed = idle + sockopt::tcp_keepintvl(&stream).unwrap() * probes;
+        assert_eq!(noticed, Duration::from_secs(60));
+    }
 
     #[tokio::test]
     async fn half_open_requests_are_closed_and_do_not_keep_others_out() {

@@ -52,7 +52,7 @@ pub struct PodSpec {
     pub single_instance: bool,
 }
 
-/// A launchable.
+/// One process of a pod, or why it cannot be run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LaunchSpec {
     Process(Box<ProcessSpec>),

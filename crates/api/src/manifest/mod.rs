@@ -6,6 +6,7 @@
 
 mod clearsign;
 pub mod command_line;
+mod known;
 mod limits;
 mod pod;
 mod process;
@@ -22,7 +23,8 @@ use crate::ids::PodId;
 use crate::{FieldError, InvalidText, ResourceList};
 
 pub use crate::hash::content_hash;
-pub use limits::{check_for_p2, check_known, p2_bytes};
+pub use known::{check_for_p2, check_known};
+pub use limits::p2_bytes;
 pub use pod::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
     PodManifest, ProcessStanza, RestartStanza, RestartWhen,

@@ -111,7 +111,7 @@ pub enum EnvStanza {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvVariable {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
     /// Its value, not expanded.
     #[serde(default)]
@@ -149,7 +149,7 @@ impl EnvStanza {
 /// The `launchable_type` that our agents run.
 pub const PROCESS: &str = "process";
 
-/// A command.
+/// Program and arguments, as one line or as a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum CommandStanza {

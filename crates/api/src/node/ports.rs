@@ -27,9 +27,13 @@ impl PortRange {
         self.first..=self.last
     }
 
-    /// The `n`th of `parts` ranges of equal size that lie in it; `None`: it has too few ports.
+    /// The `n`th of `parts` ranges of equal size that lie in it; `None`: it has too few ports, or there is no
+    /// such part.
     #[must_use]
     pub fn part(self, n: u16, parts: u16) -> Option<PortRange> {
+        if n >= parts {
+            return None;
+        }
         let size = (u32::from(self.last - self.first) + 1).checked_div(parts.into())?;
         let first = u32::from(self.first) + size * u32::from(n);
         let last = first + size.checked_sub(1)?;
@@ -80,6 +84,7 @@ mod tests {
         assert_eq!(range.part(0, 3).unwrap().to_string(), "20000-23332");
         assert_eq!(range.part(2, 3).unwrap().to_string(), "26666-29998");
         assert_eq!((range.part(0, 0), range.part(0, 20_000)), (None, None));
+        assert_eq!(range.part(3, 3), None, "it lies beyond the range");
         assert_eq!("1-65535".parse::<PortRange>().unwrap().part(0, 1).unwrap().ports(), 1..=65_535);
         for wrong in ["", "20000", "5-4", "0-9", "1-65536", "a-b"] {
             assert!(wrong.parse::<PortRange>().is_err(), "{wrong}");

@@ -119,7 +119,7 @@ pub struct ProcessStatus {
 /// p2's form of an exit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastExit {
-    /// When.
+    /// When the process ended.
     pub time: Timestamp,
     /// Exit code; -1 if a signal ended it, or if it is unknown.
     pub exit_code: i32,

@@ -97,7 +97,8 @@ impl HealthVerdict {
 }
 
 /// Runs the check once. Its command is started by `program node exec`, as `launch` says. Returns the result and a
-/// message for the pod's status.
+/// message for the pod's status. More people may read that than the pod's variables, so it names the target as it is in
+/// the manifest.
 pub async fn check(
     health_check: &HealthCheck,
     launch: &Launch,
@@ -105,8 +106,10 @@ pub async fn check(
 ) -> (Health, String) {
     let (env, how) = (&launch.env, health_check.expansion);
     let result = match &health_check.probe {
-        Probe::Http(url) => timeout(health_check.timeout, http(target(url, env, how))).await,
-        Probe::Tcp(address) => timeout(health_check.timeout, tcp(target(address, env, how))).await,
+        Probe::Http(url) => timeout(health_check.timeout, http(url, target(url, env, how))).await,
+        Probe::Tcp(address) => {
+            timeout(health_check.timeout, tcp(address, target(address, env, how))).await
+        }
         Probe::Exec(command) => {
             timeout(health_check.timeout, exec(command, how, launch, program)).await
         }
@@ -114,6 +117,15 @@ pub async fn check(
     result.unwrap_or_else(|_| {
         (Health::Critical, format!("no answer within {:?}", health_check.timeout))
     })
+}
+
+/// A URL of the manifest for a message: without what may be a secret.
+fn shown(url: &str) -> String {
+    let end = url.find(['?', '#']).unwrap_or(url.len());
+    let url = &url[..end];
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    format!("{scheme}://{}{path}", host.rsplit_once('@').map_or(host, |(_, host)| host))
 }
 
 /// The URL or address of a check. A text that is too long is used as it stands, and the check fails.
@@ -136,7 +148,7 @@ static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new
         .build()
 });
 
-async fn http(url: String) -> (Health, String) {
+async fn http(text: &str, url: String) -> (Health, String) {
     let client = match &*CLIENT {
         Ok(client) => client,
         Err(error) => return (Health::Critical, error.to_string()),
@@ -149,16 +161,16 @@ async fn http(url: String) -> (Health, String) {
                 429 => Health::Warning,
                 _ => Health::Critical,
             };
-            (health, format!("{url}: {status}"))
+            (health, format!("{}: {status}", shown(text)))
         }
-        Err(error) => (Health::Critical, error.to_string()),
+        Err(error) => (Health::Critical, format!("{}: {}", shown(text), error.without_url())),
     }
 }
 
-async fn tcp(address: String) -> (Health, String) {
+async fn tcp(text: &str, address: String) -> (Health, String) {
     match tokio::net::TcpStream::connect(&address).await {
-        Ok(_) => (Health::Passing, format!("{address}: open")),
-        Err(error) => (Health::Critical, format!("{address}: {error}")),
+        Ok(_) => (Health::Passing, format!("{text}: open")),
+        Err(error) => (Health::Critical, format!("{text}: {error}")),
     }
 }
 
@@ -173,7 +185,7 @@ async fn exec(
         Ok(expanded) => expanded.command,
         Err(error) => return (Health::Critical, error.to_string()),
     };
-    let name = words[0].clone();
+    let name = command.first().map_or("", String::as_str);
     match run(program, &Launch { command: words, ..launch.clone() }).await {
         Ok(status) => {
             let health = match status.code() {
@@ -288,10 +300,46 @@ mod tests {
             let head = "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://";
             stream.write_all(format!("{head}{to}/\r\n\r\n").as_bytes()).await.unwrap();
         };
-        let (result, ()) = tokio::join!(http(url.clone()), answer);
+        let (result, ()) = tokio::join!(http(&url, url.clone()), answer);
         assert_eq!(result, (Health::Passing, format!("{url}: 302 Found")));
         let followed = target.accept().map(|_| ());
         assert_eq!(followed.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn shown_url_has_no_query_and_no_password() {
+        for (url, expected) in [
+            ("http://127.0.0.1:${PORT}/up", "http://127.0.0.1:${PORT}/up"),
+            ("http://user:${PASSWORD}@h/a@b?token=c#d", "http://h/a@b"),
+            ("https://h#x", "https://h"),
+            ("no address", "no address"),
+        ] {
+            assert_eq!(shown(url), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn messages_hold_no_value_of_a_variable() {
+        let launch = Launch {
+            env: [("TOKEN".to_owned(), "0-secret".to_owned())].into(),
+            ..Launch::default()
+        };
+        for probe in [
+            Probe::Http("http://127.0.0.1:1/${TOKEN}?token=${TOKEN}".to_owned()),
+            Probe::Http("http://${TOKEN}@127.0.0.1:1/".to_owned()),
+            Probe::Tcp("${TOKEN}:1".to_owned()),
+            Probe::Exec(vec!["/${TOKEN}".to_owned()]),
+        ] {
+            let limit = Duration::from_secs(30);
+            let thresholds =
+                Thresholds { passing_after: 1, critical_after: 1, restart_after: None };
+            let expansion = Expansion::Braces;
+            let (interval, timeout) = (limit, limit);
+            let check_once = HealthCheck { probe, expansion, interval, timeout, thresholds };
+            let (health, message) = check(&check_once, &launch, Path::new("/nowhere")).await;
+            assert_eq!(health, Health::Critical, "{message}");
+            assert!(!message.contains("secret"), "{message}");
+        }
     }
 
     #[tokio::test]

@@ -96,6 +96,7 @@ impl IntentWatch {
             };
             let is_waiting = answered.is_none();
             let mut next_watch = answered.unwrap_or_else(watch);
+            let mut is_empty = false;
             let read = match next {
                 // The list that was read beside it is newer, or a snapshot was restored.
                 Ok(answer) if !is_waiting && answer.index < state.newest => {
@@ -106,7 +107,8 @@ impl IntentWatch {
                 }
                 Ok(answer) => {
                     state.newest = answer.index;
-                    if answer.value.is_empty() && !is_waiting {
+                    is_empty = answer.value.is_empty();
+                    if is_empty && !is_waiting {
                         state.empty_reads.consume(EMPTY_EVERY, EMPTY_EVERY * 2, waiting.since);
                     }
                     self.build(&state.last, answer.value, answer.filtered).await
@@ -119,9 +121,12 @@ impl IntentWatch {
                     if !self.send(&mut state, intents, asked) {
                         return;
                     }
-                    let empty = state.empty_reads.consumed(monotonic());
-                    let guarded = if is_guarded { GUARDED_EVERY } else { Duration::ZERO };
-                    (is_guarded, guarded + empty.saturating_sub(EMPTY_EVERY))
+                    let mut pause = if is_guarded { GUARDED_EVERY } else { Duration::ZERO };
+                    if is_empty {
+                        let consumed = state.empty_reads.consumed(monotonic());
+                        pause += consumed.saturating_sub(EMPTY_EVERY);
+                    }
+                    (is_guarded, pause)
                 }
                 Err(error) => (true, self.failed(&mut state, &error)),
             };

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`plan`], [`proof`] | pure: next actions; proof that the intent of a pod is gone |
 //! | [`restart`], [`report`] | pure: restart pauses, operations of a report |
+//! | `launch` | what a process is started with |
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`health`] | health checks |
@@ -24,7 +25,9 @@
 //! | `event`, `intended` | events of the loop, intended pods |
 //! | `intents`, `presence` | watch of the intents, session and node record |
 //! | `proof_check` | reads of reports and intents that prove or refute what the agent assumes |
+//! | [`serve`] | server of pod logs |
 //! | `pods`, `pod`, `reporter`, `run` | the pods in memory, the writer of reports, the loop |
+//! | `tasks` | background tasks |
 
 pub mod cgroup;
 pub mod driver;

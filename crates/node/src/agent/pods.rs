@@ -21,6 +21,7 @@ use super::launch::prepare;
 use super::logs::last_output;
 use super::plan::{AgentPodState, SingleInstance};
 use super::pod::PodTask;
+use super::report::PodReport;
 use super::single_instance::SingleInstanceCheck;
 use super::state::{DataDir, StoredPod};
 use super::tasks::Tasks;
@@ -206,13 +207,14 @@ impl NodePods {
     pub(super) fn check_single_instance(&mut self, id: &PodId, presence: Option<PresenceState>) {
         let (Some(presence), Some(pod)) = (presence, self.by_id.get_mut(id)) else { return };
         let intent = pod.intended.index.unwrap_or(IntentIndex::NONE);
+        let status = PodStatus { intent_index: Some(intent), ..pod.report().status };
         let check = SingleInstanceCheck {
             store: self.env.store.clone(),
             presence,
             node: self.settings.name.clone(),
             pod: id.clone(),
             intent,
-            status: PodStatus { intent_index: Some(intent), ..pod.report().status },
+            report: PodReport { reality: None, status },
             events: self.events.clone(),
         };
         pod.single_instance = SingleInstance::Checking;

@@ -102,7 +102,7 @@ pub enum Listed {
     /// There was no list yet, or it lacks the pod.
     Missing,
     /// It has the pod with the same manifest and devices.
-    Same(Option<IntentIndex>),
+    Same(IntentIndex),
     /// It has the pod with others.
     Replaced,
 }
@@ -139,14 +139,13 @@ pub fn basis(known: PodIntent) -> ReportBasis {
     let earlier = known.reported.map(|(intent, index)| ReportBasis::Report(intent, index));
     let intent = known.intent.unwrap_or(IntentIndex::NONE);
     match known.listed {
-        Listed::Same(Some(listed)) => match earlier {
+        Listed::Same(listed) => match earlier {
             Some(ReportBasis::Report(named, index)) if named == listed => {
                 ReportBasis::Report(named, index)
             }
             _ if known.outdated == Some(listed) => ReportBasis::Hold,
             _ => ReportBasis::Intent(listed),
         },
-        Listed::Same(None) => ReportBasis::Hold,
         // An intent of other content is proof enough that the pod's own is gone.
         Listed::Replaced => earlier.unwrap_or(ReportBasis::Known(intent)),
         Listed::Missing => match known.proof {
@@ -218,7 +217,7 @@ mod tests {
     fn first_report_depends_on_the_intent_and_later_ones_on_the_report_before() {
         let known = PodIntent {
             intent: Some(intent(5)),
-            listed: Listed::Same(Some(intent(5))),
+            listed: Listed::Same(intent(5)),
             proof: Proof::Unasked,
             reported: None,
             outdated: None,
@@ -228,7 +227,7 @@ mod tests {
         let chained = ReportBasis::Report(intent(5), Index(9));
         assert_eq!(basis(reported), chained);
         // The intent was written again, with the same content.
-        let again = PodIntent { listed: Listed::Same(Some(intent(7))), ..reported };
+        let again = PodIntent { listed: Listed::Same(intent(7)), ..reported };
         assert_eq!(basis(again), ReportBasis::Intent(intent(7)));
         let refused = PodIntent { outdated: Some(intent(7)), ..again };
         assert_eq!(basis(refused), ReportBasis::Hold, "until the list shows what is there");

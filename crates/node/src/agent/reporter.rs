@@ -225,7 +225,9 @@ impl Reporter {
     fn basis_of(&self, pod: &PodTask, intents: Option<&NodeIntents>) -> ReportBasis {
         let listed = match intents.and_then(|intents| intents.pods.get(&pod.id)) {
             None => Listed::Missing,
-            Some(listed) if listed.hash == pod.intended.hash => Listed::Same(listed.index),
+            Some(listed) if listed.hash == pod.intended.hash => {
+                listed.index.map_or(Listed::Missing, Listed::Same)
+            }
             Some(_) => Listed::Replaced,
         };
         basis(PodIntent {

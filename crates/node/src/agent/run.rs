@@ -359,12 +359,7 @@ impl AgentLoop {
             }
             let mut to_prove = BTreeSet::new();
             for action in plan.actions {
-                match action {
-                    AgentAction::Prove(id) => {
-                        to_prove.insert(id);
-                    }
-                    action => self.execute(action),
-                }
+                self.execute(action, &mut to_prove);
             }
             if !to_prove.is_empty() {
                 self.prove(to_prove);
@@ -393,9 +388,11 @@ impl AgentLoop {
         })
     }
 
-    fn execute(&mut self, action: AgentAction) {
+    fn execute(&mut self, action: AgentAction, to_prove: &mut BTreeSet<PodId>) {
         match action {
-            AgentAction::Prove(_) => {}
+            AgentAction::Prove(id) => {
+                to_prove.insert(id);
+            }
             AgentAction::Accept(id) => {
                 let intended = self.intents.as_ref().and_then(|intents| intents.pods.get(&id));
                 if let Some(intended) = intended.cloned() {

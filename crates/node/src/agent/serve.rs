@@ -134,9 +134,17 @@ impl LogServer {
         let token = match &self.access {
             LogAccess::Connected => return Ok(()),
             LogAccess::Token(path) => read_token(path),
-            LogAccess::Nobody => Err("logs need --http-token-file here".to_owned()),
+            LogAccess::Nobody => {
+                let why = "logs need --http-token-file here";
+                return Err((StatusCode::UNAUTHORIZED, why.to_owned()));
+            }
         };
-        let token = token.map_err(|why| (StatusCode::UNAUTHORIZED, why))?;
+        // Anybody may ask: the file and what is wrong with it are the operator's.
+        let token = token.map_err(|why| {
+            warn!(why, "no logs are served on the network");
+            let why = "this node's token cannot be read; its log says why";
+            (StatusCode::UNAUTHORIZED, why.to_owned())
+        })?;
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         match given.and_then(|given| given.strip_prefix(b"Bearer ")) {
             Some(given) if is_equal(given, token.as_bytes()) => Ok(()),
@@ -338,6 +346,25 @@ fn logs_of(home: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusal_names_no_file_of_the_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        let server = LogServer {
+            node: "n1".parse().unwrap(),
+            data_dir: directory.path().to_owned(),
+            access: LogAccess::Token(path.clone()),
+        };
+        for text in [None, Some("short")] {
+            if let Some(text) = text {
+                fs::write(&path, text).unwrap();
+            }
+            let (status, why) = server.permits(&HeaderMap::new()).unwrap_err();
+            assert_eq!(status, StatusCode::UNAUTHORIZED);
+            assert!(!why.contains(directory.path().to_str().unwrap()), "{why}");
+        }
+    }
 
     #[test]
     fn tokens_are_equal_in_length_and_bytes() {

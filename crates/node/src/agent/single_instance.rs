@@ -22,11 +22,13 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info};
 
 use super::event::{AgentEvent, PresenceState};
+use super::proof::ReportBasis;
+use super::report::{PodReport, guard};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeRecord;
-use rcfarm_api::node::status::{IntentIndex, PodStatus};
+use rcfarm_api::node::status::IntentIndex;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Commit, Op, Query, Store, StoreError, Txn, TxnLimits, TxnOutcome, Writer};
 
@@ -42,7 +44,7 @@ pub(super) struct SingleInstanceCheck {
     /// The intent that the pod is run for.
     pub(super) intent: IntentIndex,
     /// Names that intent.
-    pub(super) status: PodStatus,
+    pub(super) report: PodReport,
     pub(super) events: UnboundedSender<AgentEvent>,
 }
 
@@ -93,10 +95,8 @@ impl SingleInstanceCheck {
     /// Writes the status. `false`: that intent is not there any more, or the claim is lost.
     async fn announce(&self) -> Result<bool, StoreError> {
         let mut txn = Txn::under(&self.presence.claim);
-        let (key, index) = (key::intent(&self.node, &self.pod), self.intent.modify_index);
-        txn.push(Op::CheckIndex { key, index });
-        let key = key::pod_status(&self.pod, &self.node);
-        txn.push(Op::Set { key, value: self.status.encode(), flags: 0 });
+        txn.extend(guard(&self.node, &self.pod, ReportBasis::Intent(self.intent)));
+        txn.push(self.report.announcement(&self.node, &self.pod));
         let committed = Writer::new(self.store.clone()).commit(txn).await?;
         Ok(matches!(committed, Commit::Applied(_)))
     }

@@ -7,7 +7,7 @@ use std::{fs, io};
 
 use rustix::process::{getegid, geteuid};
 
-/// What pods of this node may be.
+/// Users and privileges that pods of this node may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodPermits {
     /// Users that `run_as` may name: names, `uid`, `uid:gid`, or `*` for every user but root.
