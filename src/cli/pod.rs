@@ -19,6 +19,7 @@ use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::manifest::is_uuid_pod;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
@@ -158,6 +159,7 @@ async fn reported(context: &CommandContext) -> anyhow::Result<Vec<Row>> {
     };
     let mut rows: Vec<Row> = entries.iter().filter_map(row).collect();
     rows.extend(of_preparers(context, &cluster, &rows).await?);
+    rows.extend(uuid_pods(context, &cluster, &rows).await?);
     rows.sort_by(|a, b| (&a.pod, &a.node).cmp(&(&b.pod, &b.node)));
     Ok(rows)
 }
@@ -189,6 +191,34 @@ async fn of_preparers(
         Row { pod, node, node_down, node_removed: false, status }
     };
     Ok(new.into_iter().map(row).collect())
+}
+
+/// Pods that p2 knows by a UUID and that no preparer reports. Our agents pass them over.
+async fn uuid_pods(
+    context: &CommandContext,
+    cluster: &ClusterSnapshot,
+    known: &[Row],
+) -> anyhow::Result<Vec<Row>> {
+    let keys = context.store.keys(&key::intents(), None, Query::PLAIN).await?.value;
+    let place = |key: &String| key::node_and_pod(&key::intents(), key);
+    let is_new = |(node, pod): &(NodeName, PodId)| {
+        pod.as_str().parse::<uuid::Uuid>().is_ok()
+            && !known.iter().any(|row| (&row.node, &row.pod) == (node, pod))
+    };
+    let new: Vec<(NodeName, PodId)> = keys.iter().filter_map(place).filter(is_new).collect();
+    let intents = context.get_many(new.iter().map(|(node, pod)| key::intent(node, pod))).await?;
+    let row = |(node, pod): (NodeName, PodId)| {
+        let intent = intents.get(key::intent(&node, &pod).as_str())?;
+        is_uuid_pod(&pod, &intent.value).then_some(())?;
+        let status = PodStatus {
+            health: Health::Absent,
+            message: "a pod that p2 knows by a UUID: only p2's preparer runs it".to_owned(),
+            ..PodStatus::default()
+        };
+        let node_down = cluster.readiness(&node) == NodeReadiness::Down;
+        Some(Row { pod, node, node_down, node_removed: false, status })
+    };
+    Ok(new.into_iter().filter_map(row).collect())
 }
 
 async fn list(context: &CommandContext, args: &PodListArgs) -> anyhow::Result<CliExit> {

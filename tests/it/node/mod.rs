@@ -1,4 +1,4 @@
-//! The node agent with real processes, on the emulator.
+//! The node agent on the emulator, with real processes; `reports` has none.
 
 mod adoption;
 mod devices;
@@ -7,6 +7,7 @@ mod hostile;
 mod logs;
 mod owners;
 mod pods;
+mod reports;
 mod single_instance;
 mod trust;
 mod users;

@@ -11,6 +11,7 @@ mod limits;
 mod pod;
 mod process;
 mod size;
+mod uuid_pod;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,6 +34,7 @@ pub use process::{
     LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE, check_launchable_name,
 };
 pub use size::{LARGEST_MANIFEST, check_size, set_largest_manifest};
+pub use uuid_pod::is_uuid_pod;
 
 /// A pod manifest with the text that it was read from. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]

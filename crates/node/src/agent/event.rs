@@ -7,10 +7,11 @@ use tokio::time::Instant;
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
 use super::proof::Verdict;
+use super::reported::ChangedReport;
 use super::reporter::SentReports;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::node::Health;
-use rcfarm_store::{Claim, Commit, Entry, Index, StoreError};
+use rcfarm_store::{Answer, Claim, Commit, Entry, StoreError};
 
 /// What the agent needs in order to write: a locked node record and two sessions.
 #[derive(Debug, Clone)]
@@ -50,6 +51,8 @@ pub(super) enum AgentEvent {
     Proved(BTreeMap<PodId, Verdict>),
     /// Time to compare the reports in Consul with those that this agent wrote.
     CompareReports,
-    /// Pods whose report in Consul is not the one that this agent wrote last, with the ModifyIndex of that.
-    Unreported(BTreeMap<PodId, Index>),
+    /// Pods whose keys in Consul are not those that this agent wrote last, with what it wrote.
+    Unreported(BTreeMap<PodId, ChangedReport>),
+    /// A watched read of the keys under `reality/<node>/`; `None`: it failed.
+    RealitiesListed(Option<Answer<BTreeSet<PodId>>>),
 }

@@ -20,6 +20,7 @@ use rcfarm_api::backoff;
 use rcfarm_api::ids::{NodeName, PodId, RcId};
 use rcfarm_api::key;
 use rcfarm_api::labels::decode_labels;
+use rcfarm_api::manifest::is_uuid_pod;
 use rcfarm_api::node::status::IntentIndex;
 use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::Env;
@@ -167,6 +168,8 @@ impl IntentWatch {
         self.env.ids.jitter(pause, 0.5)
     }
 
+    /// Passes over pods that p2 knows by a UUID: only its preparer runs them.
+    ///
     /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps: if many vanished
     /// at once, those that still have labels. A farm deletes a pod's labels together with its intent.
     async fn build(
@@ -183,6 +186,9 @@ impl IntentWatch {
             else {
                 continue;
             };
+            if is_uuid_pod(&pod, &entry.value) {
+                continue;
+            }
             let manifest = String::from_utf8_lossy(&entry.value);
             let old = last.pods.get(&pod).filter(|old| *old.manifest == *manifest);
             has_new |= old.is_none();

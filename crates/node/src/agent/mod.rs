@@ -1,14 +1,16 @@
 //! The node agent: runs the pods that `intent/<node>/` asks for and reports their state.
 //!
 //! Keys read: `intent/<node>/` (one blocking query), `labels/pod/<node>/` for the owners of new pods,
-//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` once per session and every five minutes; before a
-//! pod is stopped because it is no longer intended, its `status/pods/<pod>/<node>` and its intent; before a single
-//! instance is started, `status/pods/<pod>/` and the intents and records of other nodes that have the pod.
+//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` (a blocking query of its keys while there are some,
+//! and every five minutes) and then its own reports; before a pod is stopped because it is no longer intended, its
+//! `status/pods/<pod>/<node>` and its intent; before a single instance is started, `status/pods/<pod>/` and the intents
+//! and records of other nodes that have the pod.
 //! Keys written, all fenced by the lock on `rcfarm/nodes/<node>`: that record and `labels/node/<node>` when a session
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
 //! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction; at a pod's end its
 //! job's `rcfarm/bell/job/<ns>/<name>`.
-//! Who else writes them: operators and farms change the node's record by CAS; farms delete the doorbells.
+//! Who else writes them: operators and farms change the node's record by CAS; farms delete the doorbells; operators and
+//! p2-wipe-reality may delete reports, which are written again.
 //! A crash between two writes leaves pods running under their shims. The next agent adopts them from the data
 //! directory ([`state`]) and writes all their reports again.
 //!
@@ -24,6 +26,7 @@
 //! | `single_instance` | check that no other node runs a single instance |
 //! | `event`, `intended` | events of the loop, intended pods |
 //! | `intents`, `presence` | watch of the intents, session and node record |
+//! | `reported`, `realities` | keys of acknowledged reports; watch of `reality/<node>/` |
 //! | `proof_check` | reads of reports and intents that prove or refute what the agent assumes |
 //! | [`serve`] | server of pod logs |
 //! | `pods`, `pod`, `reporter`, `run` | the pods in memory, the writer of reports, the loop |
@@ -45,7 +48,9 @@ mod presence;
 pub mod process;
 pub mod proof;
 mod proof_check;
+mod realities;
 pub mod report;
+mod reported;
 mod reporter;
 pub mod restart;
 mod run;

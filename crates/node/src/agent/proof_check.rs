@@ -11,6 +11,7 @@ use tracing::debug;
 use super::LONGEST_PAUSE;
 use super::event::AgentEvent;
 use super::proof::{Expected, ProofRead, Verdict, is_witness, verdict};
+use super::reported::{ChangedReport, Reported};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::node::status::PodStatus;
@@ -146,19 +147,26 @@ impl ProofCheck {
         })
     }
 
-    /// Sends which reports are no longer as this agent wrote them, by the ModifyIndex of each: somebody changed them, or
-    /// a snapshot was restored.
-    pub(super) async fn compare(self, reports: Vec<(PodId, Index)>) {
+    /// Sends which reports are no longer as this agent wrote them, in one of their keys: somebody changed or deleted it,
+    /// or a snapshot was restored.
+    pub(super) async fn compare(self, reports: BTreeMap<PodId, Reported>) {
         let mut changed = BTreeMap::new();
-        for some in reports.chunks(TxnLimits::default().ops) {
-            let is_at = |(pod, index): &(PodId, Index)| Question::IsAt {
-                key: key::pod_status(pod, &self.node),
+        let reports: Vec<(PodId, Reported)> = reports.into_iter().collect();
+        for some in reports.chunks(TxnLimits::default().ops / Reported::KEYS) {
+            let keys = some.iter().flat_map(|(pod, report)| report.keys(pod, &self.node));
+            let keys: Vec<(&PodId, &Reported, Key, Index)> = keys.collect();
+            let is_at = |(_, _, key, index): &(_, _, Key, Index)| Question::IsAt {
+                key: key.clone(),
                 index: *index,
             };
-            let questions: Vec<Question> = some.iter().map(is_at).collect();
+            let questions: Vec<Question> = keys.iter().map(is_at).collect();
             match self.refused(&questions).await {
                 Ok(refused) => {
-                    changed.extend(refused.iter().filter_map(|op| some.get(*op).cloned()));
+                    for (pod, written, key, _) in refused.iter().filter_map(|op| keys.get(*op)) {
+                        let new = ChangedReport { written: (*written).clone(), status: false };
+                        let found = changed.entry((*pod).clone()).or_insert(new);
+                        found.status |= *key == key::pod_status(pod, &self.node);
+                    }
                 }
                 Err(error) => debug!(%error, "the reports of pods cannot be compared"),
             }

@@ -20,17 +20,18 @@ use super::proof::{Listed, PodIntent, ReportBasis, basis};
 use super::report::{
     PodReport, PodWriteLimiter, WriteDecision, bell, flapping, guard, limited_job_bell, removal,
 };
+use super::reported::{ChangedReport, Reported};
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, LONGEST_PAUSE};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::PodId;
-use rcfarm_api::key;
 use rcfarm_api::node::status::{IntentIndex, PodStatus};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{
-    Commit, Entry, Env, Index, Op, Refusal, StoreError, TokenBucket, Txn, Writer, panic_text,
+    Answer, Commit, Entry, Env, Index, Op, Refusal, StoreError, TokenBucket, Txn, Writer,
+    panic_text,
 };
 
 /// Pause before reports that depend on intents are tried again after Consul refused the token.
@@ -51,8 +52,8 @@ pub(super) struct Reporter {
     /// Pods whose deletion is being written to Consul. If the pod is intended again meanwhile, its new status is
     /// written only after the deletion completes.
     deleting: BTreeSet<PodId>,
-    /// The intent that each pod's last acknowledged report names, and the ModifyIndex of that report.
-    reported: BTreeMap<PodId, (IntentIndex, Index)>,
+    /// What each pod's last acknowledged report left in Consul.
+    reported: BTreeMap<PodId, Reported>,
     /// Intents as listed that Consul no longer had when a report was written, and when it said so.
     outdated: BTreeMap<PodId, (IntentIndex, Instant)>,
     /// The token may not read the intents: until then, no report is written that depends on one.
@@ -158,20 +159,35 @@ impl Reporter {
 
     /// The intent that a pod's last acknowledged report names, and the ModifyIndex of that report.
     pub(super) fn reported(&self, id: &PodId) -> Option<(IntentIndex, Index)> {
-        self.reported.get(id).copied()
+        self.reported.get(id).map(|reported| (reported.intent, reported.status))
     }
 
-    /// ModifyIndex of each report.
-    pub(super) fn all_reported(&self) -> Vec<(PodId, Index)> {
-        self.reported.iter().map(|(id, (_, index))| (id.clone(), *index)).collect()
+    /// What each report left in Consul.
+    pub(super) fn all_reported(&self) -> BTreeMap<PodId, Reported> {
+        self.reported.clone()
     }
 
-    /// Makes reports be written again that Consul no longer has. `pods`: the ModifyIndex that is missing. A report that
-    /// was written meanwhile is not concerned.
-    pub(super) fn write_unless_newer(&mut self, pods: &BTreeMap<PodId, Index>) {
-        for (id, missing) in pods {
-            if self.reported.get(id).is_some_and(|(_, index)| index == missing) {
-                self.reported.remove(id);
+    /// Whether a report of this agent has a reality.
+    pub(super) fn has_reality(&self) -> bool {
+        self.reported.values().any(|reported| reported.reality.is_some())
+    }
+
+    /// Whether a list of the realities lacks one that was written before it.
+    pub(super) fn lacks_reality(&self, listed: &Answer<BTreeSet<PodId>>) -> bool {
+        self.reported.iter().any(|(id, reported)| {
+            reported.reality.is_some_and(|index| index <= listed.index)
+                && !listed.value.contains(id)
+        })
+    }
+
+    /// Makes reports be written again of which Consul lacks a key, or has another. A report that was written meanwhile is
+    /// not concerned.
+    pub(super) fn write_unless_newer(&mut self, changed: &BTreeMap<PodId, ChangedReport>) {
+        for (id, ChangedReport { written, status }) in changed {
+            if self.reported.get(id) == Some(written) {
+                if *status {
+                    self.reported.remove(id);
+                }
                 self.written.remove(id);
             }
         }
@@ -422,12 +438,10 @@ impl Reporter {
         self.failures = 0;
         for (id, report) in reports {
             if let Some(written) = &report {
-                let key = key::pod_status(&id, &self.settings.name);
-                let entry = entries.iter().rev().find(|entry| entry.key == key.as_str());
-                if let (Some(entry), Some(named)) = (entry, written.status.intent_index)
-                    && pods.contains_key(&id)
-                {
-                    self.reported.insert(id.clone(), (named, entry.modify_index));
+                let named = written.status.intent_index.filter(|_| pods.contains_key(&id));
+                let left = |named| Reported::of(&self.settings.name, &id, named, entries);
+                if let Some(reported) = named.and_then(left) {
+                    self.reported.insert(id.clone(), reported);
                 }
                 self.written.insert(id, report);
                 continue;

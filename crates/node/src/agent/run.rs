@@ -20,6 +20,7 @@ use super::pods::NodePods;
 use super::presence::AgentPresence;
 use super::proof::{Proof, Verdict};
 use super::proof_check::ProofCheck;
+use super::realities::RealityWatch;
 use super::reporter::{ReportResult, Reporter};
 use super::state::DataDir;
 use super::tasks::Tasks;
@@ -28,7 +29,7 @@ use rcfarm_api::ids::PodId;
 use rcfarm_api::key;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Env, Query};
+use rcfarm_store::{Answer, Env, Query};
 
 /// An agent that is not yet running.
 pub struct Agent {
@@ -101,6 +102,7 @@ impl Agent {
             is_watching: false,
             is_proving: false,
             read_intents_again: Arc::default(),
+            realities: RealityWatch::default(),
         };
         agent.pods.data.empty_trash();
         for forgotten in agent.pods.adopt().await {
@@ -122,6 +124,7 @@ struct AgentLoop {
     is_proving: bool,
     /// Makes the watch read the intents again.
     read_intents_again: Arc<Notify>,
+    realities: RealityWatch,
 }
 
 impl AgentLoop {
@@ -142,6 +145,7 @@ impl AgentLoop {
         let ended = loop {
             let act_at = self.act();
             let report_at = self.report();
+            self.watch_realities();
             let next = [act_at, report_at].into_iter().flatten().min();
             tokio::select! {
                 biased;
@@ -184,6 +188,7 @@ impl AgentLoop {
                 self.compare_reports();
             }
             AgentEvent::Unreported(pods) => self.reporter.write_unless_newer(&pods),
+            AgentEvent::RealitiesListed(listed) => self.realities_listed(listed),
             AgentEvent::SingleInstance(pod) => {
                 if let Some(pod) = self.pods.checking(&pod) {
                     pod.single_instance = SingleInstance::Confirmed;
@@ -311,6 +316,22 @@ impl AgentLoop {
         self.read_realities();
         let check = self.proof_check();
         self.pods.tasks.spawn(check.compare(self.reporter.all_reported()));
+    }
+
+    /// Waits for the next change of the realities, while there are some.
+    fn watch_realities(&mut self) {
+        if !self.realities.is_reading && self.reporter.has_reality() {
+            let NodePods { env, settings, events, tasks, .. } = &mut self.pods;
+            tasks.spawn(self.realities.read(env, &settings.name, events));
+        }
+    }
+
+    fn realities_listed(&mut self, listed: Option<Answer<BTreeSet<PodId>>>) {
+        self.realities.read_finished(listed.as_ref());
+        if listed.is_some_and(|listed| self.reporter.lacks_reality(&listed)) {
+            let check = self.proof_check();
+            self.pods.tasks.spawn(check.compare(self.reporter.all_reported()));
+        }
     }
 
     fn compare_repeatedly(&mut self) {
