@@ -41,6 +41,18 @@ impl Answering {
         self.due.get_or_insert(now + AFTER);
     }
 
+    /// Notes a doorbell of which somebody else decides whether its key is deleted.
+    pub(super) fn asked(&mut self, bell: (String, RecordId), index: Index) {
+        self.answered.insert(bell, index);
+    }
+
+    /// Notes that a doorbell is not handled after all.
+    pub(super) fn forget(&mut self, (bell, index): &Rung) {
+        if self.answered.get(bell) == Some(index) {
+            self.answered.remove(bell);
+        }
+    }
+
     /// Forgets doorbells whose keys are gone.
     pub(super) fn forget_all_but(&mut self, doorbells: &Doorbells) {
         self.answered.retain(|bell, _| doorbells.0.contains_key(bell));

@@ -33,6 +33,8 @@ pub(super) enum Done {
     Announced(Option<FarmPresence>),
     /// Doorbells were deleted, except these.
     Quiet(Vec<Rung>),
+    /// The record of a doorbell exists, or cannot be read: its owner handles the doorbell.
+    Unanswered(Rung),
 }
 
 /// State that survives a lost Consul session.

@@ -19,7 +19,7 @@ use rcfarm_api::ids::RecordId;
 use rcfarm_api::ids::{FarmName, SessionId};
 use rcfarm_store::cache::{Cache, Snapshot};
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Claim, Index, Op, Reader, VersionedIndex};
+use rcfarm_store::{Claim, Index, Key, Op, Reader, VersionedIndex};
 
 pub(super) struct KindState {
     pub(super) spec: Arc<KindSpec>,
@@ -229,17 +229,35 @@ impl RunningRecord {
 }
 
 impl KindState {
-    /// Handles a doorbell. Returns whether it can be deleted: its record is owned here, or exists no more.
-    pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> bool {
+    /// Handles a doorbell.
+    pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> BellAnswer {
         if let Some(running) = self.running.get(id) {
             if self.records.snapshot().index < rung {
                 self.records.refresh_soon();
             }
             self.kind.rung(id);
             running.wake();
-            return true;
+            return BellAnswer::Handled;
         }
         let records = self.records.snapshot();
-        records.is_read() && records.index >= rung && !records.value.0.contains_key(id)
+        if !records.is_read() || records.value.0.contains_key(id) {
+            return BellAnswer::Others;
+        }
+        match self.spec.records.key_of(id.as_str()) {
+            // The index of a prefix is that of its own last change, so the cache may be current nevertheless.
+            Some(record) if records.index < rung => BellAnswer::IfAbsent(record),
+            _ => BellAnswer::Handled,
+        }
     }
+}
+
+/// What becomes of a doorbell.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum BellAnswer {
+    /// It is deleted: its record is owned here, or exists no more.
+    Handled,
+    /// It is deleted if this record does not exist. The cache lacks it, but may be older than the doorbell.
+    IfAbsent(Key),
+    /// It is left to another farm.
+    Others,
 }

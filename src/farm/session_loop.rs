@@ -8,17 +8,17 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error_span, info, warn};
+use tracing::{Instrument, debug, error_span, info, warn};
 
 use super::claims::{Claims, ReleaseOutcome};
 use super::doorbells::{Answering, Rung};
 use super::farm_loop::{Announced, Done, FarmLoop, SessionState};
-use super::kind_state::{KindState, RunningRecord};
+use super::kind_state::{BellAnswer, KindState, RunningRecord};
 use super::wake_queue::FarmEvent;
 use rcfarm_api::key;
 use rcfarm_store::session::KeptSession;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{DeleteMode, Op, Store, TxnOutcome, offload};
+use rcfarm_store::{DeleteMode, Key, Op, Query, Store, TxnOutcome, offload};
 
 /// Tasks get this long to stop before they are aborted.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -105,6 +105,10 @@ impl FarmLoop<'_> {
                             e.announced.said = presence;
                             false
                         }
+                        Done::Unanswered(bell) => {
+                            e.answering.forget(&bell);
+                            false
+                        }
                         Done::Quiet(pending) => {
                             e.answering.still_hang(pending, monotonic());
                             false
@@ -142,7 +146,11 @@ impl FarmLoop<'_> {
         let mut replan = false;
         for event in events {
             match event {
-                FarmEvent::Claims => replan = true,
+                FarmEvent::Claims => {
+                    replan = true;
+                    // Records may be gone.
+                    self.answer_bells(e);
+                }
                 FarmEvent::Changed { kind, ids } => {
                     let running = self.state(kind).map(|state| &state.running);
                     running.into_iter().for_each(|running| {
@@ -177,9 +185,23 @@ impl FarmLoop<'_> {
             if confirmed {
                 self.confirm();
             }
-            let state = self.state(kind);
-            if confirmed || state.is_some_and(|state| state.answer_bell(id, *index)) {
-                e.answering.answered(bell.clone(), *index, monotonic());
+            let answer = match self.state(kind) {
+                _ if confirmed => BellAnswer::Handled,
+                Some(state) => state.answer_bell(id, *index),
+                None => BellAnswer::Others,
+            };
+            match answer {
+                BellAnswer::Handled => e.answering.answered(bell.clone(), *index, monotonic()),
+                BellAnswer::IfAbsent(record) => {
+                    e.answering.asked(bell.clone(), *index);
+                    let store = self.farm.env.store.clone();
+                    e.beside.push(Box::pin(quieten_if_absent(
+                        store,
+                        record,
+                        (bell.clone(), *index),
+                    )));
+                }
+                BellAnswer::Others => {}
             }
         }
     }
@@ -245,6 +267,18 @@ async fn quieten(store: Arc<dyn Store>, doorbells: Vec<Rung>) -> Done {
         }
     }
     Done::Quiet(pending)
+}
+
+/// Deletes the doorbell of a record that does not exist.
+async fn quieten_if_absent(store: Arc<dyn Store>, record: Key, bell: Rung) -> Done {
+    match store.get(&record, Query::CONSISTENT).await {
+        Ok(answer) if answer.value.is_none() => quieten(store, vec![bell]).await,
+        Ok(_) => Done::Unanswered(bell),
+        Err(error) => {
+            debug!(%error, %record, "cannot read whether the record of a doorbell exists");
+            Done::Unanswered(bell)
+        }
+    }
 }
 
 async fn wait_until(at: Option<Instant>) {

@@ -30,7 +30,7 @@ use rcfarm_api::rc::spec::{RcRecord, RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, TokenBucket};
+use rcfarm_store::{Index, Op, Query, TokenBucket};
 
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which service discovery is checked while it is not in sync.
@@ -62,6 +62,8 @@ pub struct RcController {
     pub(super) view: Arc<ClusterView>,
     pub(super) placement: PlacementSources,
     pub(super) chain: StatusChain<RcStatus>,
+    /// The farm knows that there is a status.
+    is_noted: bool,
     pub(super) own: OwnWrites,
     pub(super) proved: ProvedIntents,
     /// The value decoded last, and its result.
@@ -116,6 +118,7 @@ impl RcController {
             caches,
             placement,
             chain,
+            is_noted: false,
             own: OwnWrites::default(),
             proved: ProvedIntents::default(),
             decoded: None,
@@ -135,7 +138,7 @@ impl RcController {
     ) -> Result<Option<(RcSpec, Index, Option<Op>)>, ReconcileError> {
         let seen = self.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.claimed.id) else {
-            // Deleted: its pods stay, and the farm will release the claim.
+            self.collect_status().await?;
             return Ok(None);
         };
         if self.chain.is_behind() {
@@ -153,6 +156,50 @@ impl RcController {
                 Ok(None)
             }
         }
+    }
+
+    /// Deletes the status and the doorbell of a record that was deleted without them, as p2's programs do. Its pods stay.
+    /// The farm then releases the claim.
+    ///
+    /// `replication_controllers/` may be only readable, so that the transaction cannot check that the record is absent
+    /// (Consul wants the right to write for that). A consistent read shows it instead. UUIDs are not reused, so the
+    /// record can only come back from a backup between that read and the transaction. It then gets a new status, as
+    /// only this owner writes it.
+    async fn collect_status(&mut self) -> Result<(), ReconcileError> {
+        if self.claimed.records.snapshot().untrusted.is_some() {
+            return Ok(());
+        }
+        self.chain.refresh().await?;
+        let record = self.ctx.reader.get(&key::rc(self.id), Query::CONSISTENT).await?;
+        if record.value.is_some() {
+            self.claimed.records.refresh_soon();
+            return Ok(());
+        }
+        if self.chain.index() > Index::ZERO {
+            self.chain.caught_up();
+            let lost = self.chain.status().transfer.clone();
+            let committed = self.chain.commit(Change {
+                record: RecordGuard::Any,
+                status: StatusWrite::Delete,
+                ops: vec![Op::Delete { key: key::rc_bell(self.id) }],
+                shared: Vec::new(),
+                audit: Vec::new(),
+            });
+            if let Committed::Refused(_) = committed.await? {
+                return Err(ReconcileError::Elsewhere("the status has changed".to_owned()));
+            }
+            if let Some(transfer) = lost {
+                let new = transfer.new_node.map(|node| node.to_string()).unwrap_or_default();
+                warn!(record = %self.id, old = %transfer.old_node, new,
+                    "the record was deleted during a node transfer: the scheduler may still count its new node");
+            }
+            info!(record = %self.id, "deleted the status of a record that is gone");
+        }
+        // The record may come back.
+        self.chain.fall_behind();
+        self.is_noted = false;
+        self.caches.statuses.leftovers.collected(&self.claimed.id);
+        Ok(())
     }
 
     /// Reads the pods' health now if the doorbell was rung: the cache is refreshed less often.
@@ -345,9 +392,15 @@ impl RcController {
         let nodes: Vec<Option<NodeName>> = shared.iter().map(booked_node).collect();
         let (record, status) = (RecordGuard::At(record_index), StatusWrite::Replace(status));
         let committed = self.chain.commit(Change { record, status, ops, shared, audit }).await?;
-        if let Committed::Refused(refused) = &committed {
-            let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
-            self.view.ledger.reread(&overtaken).await?;
+        match &committed {
+            Committed::Applied(_) if !std::mem::replace(&mut self.is_noted, true) => {
+                self.caches.statuses.leftovers.note(&self.claimed.id);
+            }
+            Committed::Applied(_) => {}
+            Committed::Refused(refused) => {
+                let overtaken = refused.shared.iter().filter_map(|n| nodes[*n].clone()).collect();
+                self.view.ledger.reread(&overtaken).await?;
+            }
         }
         Ok(committed)
     }

@@ -1,5 +1,6 @@
 //! Replication controllers as a kind of record: data, subscriptions and hooks.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,6 +15,7 @@ use crate::cluster::wake::on_node_changes;
 use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
+use crate::farm::records::Records;
 use crate::farm::subscriptions::Subscriber;
 use rcfarm_api::ids::{RcId, RecordId};
 use rcfarm_api::key::{self, LabelKind};
@@ -133,6 +135,23 @@ impl Kind for RcKind {
             wake.records(record_ids(AllocationIndex::touched(&old.value, &new.value)));
             wake.records(record_ids(caches.waiting()));
         });
+        let caches = self.caches.clone();
+        subscriber.run(|_, ids| async move { caches.statuses.leftovers.watch(ids).await });
+        let caches = self.caches.clone();
+        subscriber.run(|wake, _| async move {
+            loop {
+                caches.statuses.leftovers.changed().await;
+                wake.plan_claims();
+            }
+        });
+    }
+
+    fn has_leftovers(&self) -> bool {
+        self.caches.statuses.leftovers.has_any()
+    }
+
+    fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
+        self.caches.statuses.leftovers.left_behind(records)
     }
 
     async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {

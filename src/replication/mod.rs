@@ -10,6 +10,11 @@
 //! except people by hand, which the watches show. The ownership lock excludes p2's farms.
 //! A crash between two writes leaves: some of the pods added or removed, each with label, intent, allocation, status
 //! and audit record in one transaction; or a node transfer in the status, which the next owner finishes or undoes.
+//! Collected: p2's programs delete a record and its labels alone. The status and the doorbell are then deleted by the
+//! owner, under its claim. Where there is none, a farm that finds a status without a record (at its start, and every 5
+//! to 6 minutes) claims the RC's lock first, so that two farms do not both try; its selector must match a record
+//! without labels. A consistent read shows that the record is gone, and not one of many that vanished together
+//! ([`rcfarm_store::mass_deletion_guard`]). Pods stay; `rc orphans` names them.
 //!
 //! | module | contents |
 //! |---|---|
@@ -21,6 +26,7 @@
 //! | `proof` | whether nodes run what is intended, before more pods get a manifest |
 //! | `transfer` | moves one pod to another node, step by step |
 //! | `allocations` | nodes without capacity, and orphaned allocations |
+//! | `leftovers` | statuses of RCs that are gone |
 //! | [`caches`], `interests`, `statuses` | shared by all RCs of a farm: pods, who waits for what, stored statuses |
 //! | `events` | audit records |
 //! | [`kind`] | the kind `rc`: prefixes, rights, subscriptions |
@@ -34,6 +40,7 @@ mod events;
 mod failpoints;
 mod interests;
 pub mod kind;
+mod leftovers;
 mod observe;
 pub mod plan;
 mod proof;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::leftovers::{RcLeftovers, rc_of};
 use crate::farm::claim_read::ClaimRead;
 use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{ChainedStatus, Revisioned};
@@ -34,28 +35,25 @@ pub struct RcStatuses {
     reader: Arc<dyn Reader>,
     /// All statuses, with their ModifyIndexes.
     pub(super) at_claim: ClaimRead<BTreeMap<RcId, (Index, RcStatus)>>,
+    pub(super) leftovers: RcLeftovers,
 }
 
 impl RcStatuses {
     pub(super) fn new(reader: Arc<dyn Reader>) -> RcStatuses {
-        RcStatuses { reader, at_claim: ClaimRead::default() }
+        let leftovers = RcLeftovers::new(reader.clone());
+        RcStatuses { reader, at_claim: ClaimRead::default(), leftovers }
     }
 
     pub(super) async fn list(
         &self,
     ) -> Result<(Index, BTreeMap<RcId, (Index, RcStatus)>), StoreError> {
         let answer = self.reader.list(&key::rc_statuses(), Query::CONSISTENT).await?;
-        let status = |(id, entry): (RcId, &Entry)| {
+        let status = |entry: &Entry| {
             let status = RcStatus::decode(&entry.value).unwrap_or_default();
-            (id, (entry.modify_index, status))
+            Some((rc_of(&entry.key)?, (entry.modify_index, status)))
         };
-        Ok((answer.index, answer.value.iter().filter_map(named).map(status).collect()))
+        let statuses: BTreeMap<_, _> = answer.value.iter().filter_map(status).collect();
+        self.leftovers.listed(statuses.keys().copied());
+        Ok((answer.index, statuses))
     }
-}
-
-/// The RC whose status an entry is.
-fn named(entry: &Entry) -> Option<(RcId, &Entry)> {
-    let prefix = key::rc_statuses();
-    let id = prefix.tail(&entry.key)?.strip_suffix("/rcfarm")?.parse().ok()?;
-    Some((id, entry))
 }

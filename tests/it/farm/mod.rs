@@ -7,6 +7,7 @@ mod dummy_kind;
 mod faults;
 mod jobs;
 mod large_trees;
+mod leftovers;
 mod manifest_updates;
 mod nodes;
 mod overlaps;

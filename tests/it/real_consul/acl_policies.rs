@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use rcfarm_api::key;
 use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::process::Process;
@@ -120,6 +121,15 @@ async fn the_documented_policies_are_enough() {
     })
     .await;
     all(&user, &["farm confirm f1", "rc delete web", "audit prune --keep 30d"]).await;
+    // What p2's programs leave of a record that they delete, the farm collects with its own rights.
+    let left = rcfarm_api::ids::RcId(uuid::Uuid::from_u128(7));
+    let record = r#"{"id":"00000000-0000-0000-0000-000000000007","manifest":"id: left\n",
+        "node_selector":"role=none","replicas_desired":0}"#;
+    let status = async || cluster.entry(key::rc_status(left)).await.is_some();
+    cluster.put(key::rc(left), record).await;
+    until("it has a status", status).await;
+    cluster.delete(key::rc(left)).await;
+    until("its status is gone", async || !status().await).await;
     assert!(daemon.runs() && agent.runs());
     must_not_be_denied(&cluster, "farm.log");
     must_not_be_denied(&cluster, "node.log");

@@ -1,6 +1,7 @@
 //! The audit log gives the state (15): each transition has exactly one entry, in its transaction, with what happened.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::facts::{CheckFacts, Report};
 use crate::model::{AppliedWrite, Item, ServiceModel, ServicePod};
@@ -10,6 +11,7 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
+use rcfarm_store::Entry;
 
 /// Checks one write.
 pub fn check(
@@ -30,8 +32,11 @@ pub fn check(
         }
         return;
     };
-    let no_status = RcStatus::default();
-    let statuses = (before, model.statuses.get(rc).unwrap_or(&no_status));
+    let Some(after) = model.statuses.get(rc) else {
+        collected(*rc, before, model, report);
+        return;
+    };
+    let statuses = (before, after);
     chain(*rc, statuses, report);
     retargets(applied_write, model, facts.by_hand.contains_key(rc), &entries, report);
     transfers(*rc, statuses, &entries, report);
@@ -54,6 +59,15 @@ fn chain(rc: RcId, (before, after): (&RcStatus, &RcStatus), report: Report<'_>) 
     if after.revision != before.revision + 1 {
         let (was, is) = (before.revision, after.revision);
         report(15, format!("{rc}: revision {is} follows {was}, so a transaction was overtaken"));
+    }
+}
+
+/// The status of a record is deleted only once the record is gone. A record that has come back since is another one.
+fn collected(rc: RcId, before: &RcStatus, model: &ServiceModel, report: Report<'_>) {
+    let record = key::rc(rc);
+    let is_same = |entry: &Arc<Entry>| entry.create_index <= before.observed_index;
+    if model.below(record.as_str()).any(is_same) {
+        report(15, format!("{rc}: the status of a record was deleted"));
     }
 }
 
