@@ -112,23 +112,6 @@ impl Cluster {
         run(Farm::of_all_kinds(settings, env, scheduler, self.discovery.clone()))
     }
 
-    /// Settings of a farm of any kinds.
-    pub fn settings(
-        &self,
-        name: &str,
-        selector: &str,
-        store: Arc<dyn Store>,
-    ) -> (FarmSettings, Env) {
-        let settings = FarmSettings {
-            name: name.parse::<FarmName>().unwrap(),
-            selector: selector.parse().unwrap(),
-            session: SessionSettings::default(),
-            limits: self.limits,
-            node_grace: rcfarm::farm::NODE_GRACE,
-        };
-        (settings, self.env(store))
-    }
-
     /// All entries of the store, with their versions.
     pub fn everything(&self) -> Vec<String> {
         let line =
@@ -148,6 +131,23 @@ impl<S: Store> Cluster<S> {
             discovery: Arc::new(NoDiscovery),
             limits: TxnLimits::default(),
         }
+    }
+
+    /// Settings of a farm of any kinds.
+    pub fn settings(
+        &self,
+        name: &str,
+        selector: &str,
+        store: Arc<dyn Store>,
+    ) -> (FarmSettings, Env) {
+        let settings = FarmSettings {
+            name: name.parse::<FarmName>().unwrap(),
+            selector: selector.parse().unwrap(),
+            session: SessionSettings::default(),
+            limits: self.limits,
+            node_grace: rcfarm::farm::NODE_GRACE,
+        };
+        (settings, self.env(store))
     }
 
     /// For a farm or an agent that uses `store`.
