@@ -460,6 +460,7 @@ impl<'a> Pass<'a, '_> {
         let mut change = PlacementChange::of_status(c.id, c.known, after);
         change.allocate = if is_large { Vec::new() } else { allocate };
         self.plan.changes.push(change);
+        self.require_ended(c.id, spec);
         if !c.admitted {
             self.note_pass(c);
         }

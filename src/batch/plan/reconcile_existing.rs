@@ -192,6 +192,14 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
+    /// Makes the last change, which binds a group, depend on its record if members have ended. These get no node: if they
+    /// started again meanwhile, the gang would be short of them.
+    pub(super) fn require_ended(&mut self, id: &GroupId, spec: &PodGroupSpec) {
+        if !spec.ended.is_empty() {
+            self.require_record(id);
+        }
+    }
+
     fn drop_status(&mut self, id: &GroupId, known: &VersionedStatus, release: Vec<GroupMember>) {
         self.apply_release(id, &known.value, &release);
         let before = Some(known.clone());
@@ -301,6 +309,9 @@ impl<'a> Pass<'a, '_> {
             (after.place_by, after.sent_back) = (None, 0);
             after.say(after.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
             self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
+            if let Some(record) = record {
+                self.require_ended(id, &record.spec);
+            }
             return;
         }
         if let Err(insufficient) = self.book(id, &[], &rest) {
@@ -325,7 +336,10 @@ impl<'a> Pass<'a, '_> {
     fn still_wanted(&self, id: &GroupId, known: &VersionedStatus, spec: &PodGroupSpec) -> bool {
         let Some(place) = &known.value.placement else { return false };
         let (kept, lost) = fitted(id, spec, place);
+        let counts = place.counts();
+        let has = |task: &str| counts.get(task).copied().unwrap_or(0);
         spec.hold.is_none()
+            && spec.least_to_place().into_iter().all(|(task, least)| has(task) >= least)
             && spec.round == known.value.round
             && lost.is_empty()
             && kept.members.len() == place.members.len()
