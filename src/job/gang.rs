@@ -56,7 +56,7 @@ pub(super) fn give_up(
         let missing = missing(seen, members);
         let (there, wanted) = (members.len(), seen.job.min_available);
         let message = format!(
-            "{there} of {wanted} needed members have a place, and {missing} finds none: all wait for places together"
+            "{there} of {wanted} needed members have a place; all wait for places together: {missing}"
         );
         let ask = JobRequest::Do(CommandAction::RestartJob);
         let mut trigger = Trigger::new(ask, JobReason::MembersUnplaced, message);
@@ -93,8 +93,11 @@ fn failed_on(status: &JobStatus, slot: &Slot, node: &NodeName) -> bool {
     })
 }
 
-/// First member without a pod and without a node.
-fn missing(seen: &JobObserved<'_>, members: &BTreeMap<Slot, &MemberPod>) -> String {
+/// Members that a message names at most.
+const MOST_NAMED: usize = 8;
+
+/// The members without a pod and without a node, each with the reason.
+pub(super) fn missing(seen: &JobObserved<'_>, members: &BTreeMap<Slot, &MemberPod>) -> String {
     let slots = seen
         .job
         .tasks
@@ -104,8 +107,21 @@ fn missing(seen: &JobObserved<'_>, members: &BTreeMap<Slot, &MemberPod>) -> Stri
         members.contains_key(slot)
             || seen.group.places.as_ref().is_some_and(|places| places.contains_key(slot))
     };
-    let mut missing = slots.filter(|slot| !has_place(slot));
-    missing.next().map_or("another one".to_owned(), |slot| slot.to_string())
+    let missing: Vec<Slot> = slots.filter(|slot| !has_place(slot)).collect();
+    let waits =
+        seen.group.waits.as_ref().map(|(_, why)| why.as_str()).filter(|why| !why.is_empty());
+    let reason = |slot: &Slot| match seen.group.bound.get(slot) {
+        Some(node) if seen.group.draining.contains(node) => {
+            format!("{slot}: its node {node} is drained")
+        }
+        Some(node) => format!("{slot}: its node {node} is down"),
+        None => format!("{slot}: {}", waits.unwrap_or("no node has room for it")),
+    };
+    let mut text: Vec<String> = missing.iter().take(MOST_NAMED).map(reason).collect();
+    if missing.len() > MOST_NAMED {
+        text.push(format!("and {} more", missing.len() - MOST_NAMED));
+    }
+    text.join("; ")
 }
 
 /// Whether the job has run since it was last restarted.

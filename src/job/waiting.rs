@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::document::queue_field;
 use super::frameworks::FrameworkOutcome;
+use super::gang;
 use super::members::{MemberPod, ready_members};
 use super::plan::{JobObserved, JobPlan, waits_for_old};
 use rcfarm_api::ids::NodeName;
@@ -78,8 +79,10 @@ fn waiting(
     let placed = seen.group.places.as_ref().map_or(0, BTreeMap::len);
     let JobMembers { pending, running: run, succeeded, failed, unknown, .. } = plan.status.members;
     if !running && pending + run + succeeded + failed + unknown == 0 && placed < needed {
-        let message =
-            format!("{placed} of {needed} needed members have a node: all are placed again");
+        let missing = gang::missing(seen, members);
+        let message = format!(
+            "{placed} of {needed} needed members have a node; all are placed again: {missing}"
+        );
         return say(JobReason::MembersUnplaced, message);
     }
     if let Some(slot) = seen.taken.iter().find(|slot| !plan.status.has_started(slot)) {

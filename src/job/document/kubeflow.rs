@@ -188,7 +188,8 @@ fn pytorch(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssu
     if let Some(n) = fields.take("nProcPerNode") {
         job.processes_per_node = Some(n.to_string().trim_matches('"').to_owned());
     }
-    fields.refuse(&["metrics"], "nobody scales a job by its load; change replicas by hand", issues);
+    let by_hand = "nobody scales a job by its load; change replicas by hand";
+    fields.pass_over(&["metrics"], by_hand, issues);
     if let (Some(min), Some(max)) = (elastic.min, elastic.max)
         && min > max
     {

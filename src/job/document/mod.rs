@@ -134,6 +134,14 @@ fn read_as(
         spec.finish(&mut issues);
     }
     job.deleting = deleting;
+    let templates = job.tasks.iter_mut().map(|task| &mut task.template);
+    for (_, value) in
+        templates.flat_map(|template| &mut template.containers).flat_map(|c| &mut c.env)
+    {
+        if value == template::NAMESPACE {
+            *value = id.namespace.to_string();
+        }
+    }
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
     (job, labels, issues)

@@ -16,6 +16,9 @@ use rcfarm_api::{FieldError, ResourceList};
 pub const RESTARTS: [(&str, Restart); 3] =
     [("Always", Restart::Always), ("OnFailure", Restart::OnFailure), ("Never", Restart::Never)];
 
+/// Stands for the job's namespace until its name is known.
+pub(super) const NAMESPACE: &str = "$(RCFARM_JOB_NAMESPACE)";
+
 /// Directory of the files that Volcano's svc plugin writes.
 const HOST_FILES: &str = "/etc/volcano/";
 
@@ -165,7 +168,7 @@ fn run_as(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<String
     }
 }
 
-/// Accepts `hostPath`, and `emptyDir` with a warning. Refuses other volumes: their data would be missing.
+/// Accepts `hostPath`, and `emptyDir` and claims with a warning. Refuses other volumes: their data would be missing.
 fn volumes(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     for (path, value) in spec.list("volumes", issues) {
         let mut volume = FieldReader::of(path, value, issues);
@@ -179,6 +182,11 @@ fn volumes(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
                 volume.at("emptyDir"),
                 "nothing is mounted: the program sees the node's own directory of that path",
             );
+            continue;
+        }
+        if volume.take("persistentVolumeClaim").is_some() {
+            let why = "no claim is mounted: put its data on the nodes, at the mountPath; the program sees the node's own files";
+            issues.warning(volume.at("persistentVolumeClaim"), why);
             continue;
         }
         let mut known = value.as_object().into_iter().flatten().map(|(kind, _)| kind.as_str());
@@ -335,11 +343,12 @@ fn field_value(mut from: FieldReader<'_>, issues: &mut FieldIssues) -> String {
     let path = field.text("fieldPath", issues);
     let value = match path {
         Some("metadata.name") => "$(RCFARM_POD)",
+        Some("metadata.namespace") => NAMESPACE,
         Some("spec.nodeName") => "$(RCFARM_NODE)",
         Some("status.podIP" | "status.hostIP") => "$(RCFARM_NODE_ADDRESS)",
         Some(other) => {
             let why = format!(
-                "{other:?} is not known to nodes; they know metadata.name, spec.nodeName, status.podIP, status.hostIP"
+                "{other:?} is not known to nodes; they know metadata.name, metadata.namespace, spec.nodeName, status.podIP, status.hostIP"
             );
             issues.problem(field.at("fieldPath"), why);
             ""

@@ -266,7 +266,12 @@ fn each_rule_of_admission_names_the_field_and_what_is_wrong() {
             "spec.policies[0].timeout",
             "90s, 5m",
         ),
-        ("/spec/plugins", json!({"ssh": []}), "spec.plugins.ssh", "unable to find job plugin"),
+        (
+            "/spec/plugins",
+            json!({"hcclrank": []}),
+            "spec.plugins.hcclrank",
+            "unable to find job plugin",
+        ),
         (
             "/spec/plugins",
             json!({"mpi": []}),
@@ -399,8 +404,10 @@ fn unsupported_pod_template_fields_are_refused_by_name() {
     );
     let empty = volume(json!({"name": "d", "emptyDir": {}})).unwrap();
     assert_eq!(fields(&empty.warnings), [format!("{at}.volumes[0].emptyDir")]);
-    let claim = volume(json!({"name": "d", "persistentVolumeClaim": {"claimName": "x"}}));
-    assert_eq!(fields(&claim.unwrap_err()), [format!("{at}.volumes[0].persistentVolumeClaim")]);
+    let claim = volume(json!({"name": "d", "persistentVolumeClaim": {"claimName": "x"}})).unwrap();
+    assert_eq!(fields(&claim.warnings), [format!("{at}.volumes[0].persistentVolumeClaim")]);
+    let map = volume(json!({"name": "d", "configMap": {"name": "x"}}));
+    assert_eq!(fields(&map.unwrap_err()), [format!("{at}.volumes[0].configMap")]);
 }
 
 #[test]

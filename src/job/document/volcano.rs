@@ -62,6 +62,11 @@ pub(super) fn job(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> JobSp
 
 fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     for (path, name, value) in spec.entries("plugins", issues) {
+        if name == "ssh" {
+            let why = "no keys are made: members reach each other with the ssh and the keys of their nodes";
+            issues.warning(path, why);
+            continue;
+        }
         let Some((_, plugin)) = Plugin::ALL.iter().find(|(known, _)| *known == name) else {
             let known: Vec<&str> = Plugin::ALL.iter().map(|(name, _)| *name).collect();
             let why = format!("unable to find job plugin {name:?}; there are {}", known.join(", "));

@@ -616,6 +616,9 @@ fn attempt_that_loses_a_node_before_it_ran_gives_the_others_up() {
     life.pod("a", 2).lost = true;
     life.homeless = Some(Slot::new("a", 2));
     life.group.unknown = true;
+    life.look();
+    let why = "2 of 3 needed members have a place; all wait for places together: a-2: no node has room for it";
+    assert_eq!(life.status.state.message, why);
     life.reconcile();
     assert!(life.pods.is_empty(), "{:?}", life.slots());
     assert_eq!((life.status.retry_count, life.status.version), (0, 1));

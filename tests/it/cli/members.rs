@@ -9,13 +9,13 @@ use rcfarm_testing::program::Ran;
 use rcfarm_testing::wait::{PATIENCE, until};
 
 /// `rcfarm dev`, given jobs.
-struct DevJobs {
+pub(super) struct DevJobs {
     process: DevProcess,
     dir: tempfile::TempDir,
 }
 
 impl DevJobs {
-    async fn start(arguments: &[&str]) -> DevJobs {
+    pub(super) async fn start(arguments: &[&str]) -> DevJobs {
         let dir = tempfile::tempdir().unwrap();
         let [first] = free_ports();
         let (first, data) = (first.to_string(), dir.path().join("nodes"));
@@ -25,7 +25,7 @@ impl DevJobs {
         DevJobs { process: DevProcess::start(command.into()).await, dir }
     }
 
-    async fn run(&self, arguments: &[&str]) -> Ran {
+    pub(super) async fn run(&self, arguments: &[&str]) -> Ran {
         program(&self.process.address, self.dir.path()).run(arguments).await
     }
 
@@ -35,7 +35,13 @@ impl DevJobs {
         self.run(&["apply", "-f", &name]).await.ok();
     }
 
-    async fn wait(&self, job: &str) -> Ran {
+    /// Applies a document.
+    pub(super) async fn apply_text(&self, document: &str) -> Ran {
+        std::fs::write(self.dir.path().join("document.yaml"), document).unwrap();
+        self.run(&["apply", "-f", "document.yaml"]).await
+    }
+
+    pub(super) async fn wait(&self, job: &str) -> Ran {
         let ended = tokio::time::timeout(PATIENCE, self.run(&["job", "wait", job])).await;
         match ended {
             Ok(ended) => ended,

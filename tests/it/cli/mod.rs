@@ -15,5 +15,6 @@ mod members;
 mod node;
 mod queue;
 mod rc;
+mod upstream;
 mod usage;
 mod with_a_farm;

@@ -1,0 +1,86 @@
+//! Runs documents with the fields of Volcano's and Kubeflow's own examples (`testdata/upstream/`) on `rcfarm dev`, as
+//! real processes. Each runs to its right end, or is refused with the path of a field.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::members::DevJobs;
+
+/// Those that are refused, with words of the message.
+const REFUSED: [(&str, &str); 3] = [
+    // Upstream refuses it, too: no container is called mpi.
+    ("kubeflow/tensorflow-mnist-elastic", "there is no container named \"mpi\""),
+    // A misspelled priorityClassName.
+    ("volcano/elastic-job", "spec.tasks[0].template.spec.priorityClass: there is no such field"),
+    ("volcano/ray", "spec.plugins.ray: unable to find job plugin"),
+];
+/// Documents that run at once.
+const AT_ONCE: usize = 6;
+
+/// Text of each document, by directory and name.
+fn documents() -> BTreeMap<String, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/upstream");
+    let mut all = BTreeMap::new();
+    for set in ["kubeflow", "volcano"] {
+        for entry in std::fs::read_dir(root.join(set)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            all.insert(format!("{set}/{name}"), std::fs::read_to_string(path).unwrap());
+        }
+    }
+    all
+}
+
+/// The job's name, with its namespace.
+fn job_of(text: &str) -> String {
+    let field = |name: &str| {
+        let rest = text.split_once(&format!("metadata: {{{name}: "))?.1;
+        rest.split([',', '}']).next().map(str::to_owned)
+    };
+    let name = field("name").expect("metadata begin with the name");
+    match text.split_once(&format!("{name}, namespace: ")) {
+        Some((_, rest)) => format!("{}/{name}", rest.split('}').next().unwrap()),
+        None => name,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_like_upstreams_run_to_their_end() {
+    let dev = DevJobs::start(&["--nodes", "2", "--capacity", "cpu=64,memory=512Gi,gpu=16"]).await;
+    for node in ["node-1", "node-2"] {
+        dev.run(&["label", "set", "node", node, "kubernetes.io/os=linux"]).await.ok();
+    }
+    for queue in ["eng-prod", "eng-dev", "sci-prod", "sci-dev"] {
+        dev.run(&["queue", "create", &format!("root-{queue}")]).await.ok();
+    }
+    let documents = documents();
+    let (mut refused, mut ran) = (BTreeMap::new(), 0);
+    let all: Vec<_> = documents.iter().collect();
+    for some in all.chunks(AT_ONCE) {
+        let mut applied = Vec::new();
+        for (name, text) in some {
+            let answer = dev.apply_text(text).await;
+            if answer.code == 0 {
+                applied.push((*name, job_of(text)));
+            } else {
+                refused.insert((*name).clone(), answer.stderr);
+            }
+        }
+        for (name, job) in applied {
+            let ended = dev.wait(&job).await;
+            let why = dev.run(&["job", "explain", &job]).await;
+            assert_eq!(ended.code, 0, "{name}: {ended:?} {why:?}");
+            ran += 1;
+        }
+    }
+    println!("{ran} of {} ran to their end", documents.len());
+    for (name, why) in &refused {
+        println!("{name} is refused: {why}");
+    }
+    let expected: Vec<&str> = REFUSED.iter().map(|(name, _)| *name).collect();
+    assert_eq!(refused.keys().map(String::as_str).collect::<Vec<_>>(), expected, "{refused:?}");
+    for (name, words) in REFUSED {
+        assert!(refused[name].contains(words), "{name}: {}", refused[name]);
+    }
+    assert!(ran >= 36, "{ran}");
+}
