@@ -5,6 +5,8 @@
 //! checkpoint to the log and then deletes older records. Farms and commands append records. A crash of `prune` between
 //! the two leaves more records than necessary; the next `prune` deletes them.
 
+mod verify;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,18 +16,12 @@ use uuid::Uuid;
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::output::{Column, duration, or_dash, table};
-use super::rc::{allocations, find};
-use crate::cluster::snapshot::ClusterSnapshot;
-use crate::placement::capacity::OrphanedAllocation;
+use super::rc::find;
 use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
-use rcfarm_api::audit::{
-    Actual, AuditRecord, ChangeAcknowledged, Details, Difference, Folded, Logged, compare, fold,
-    prune_plan,
-};
+use rcfarm_api::audit::{AuditRecord, Details, Logged, prune_plan};
 use rcfarm_api::ids::{Namespaced, NodeName, QueueName, RcId};
-use rcfarm_api::key::{self, Key, LabelKind};
-use rcfarm_api::rc::spec::RcRecord;
+use rcfarm_api::key::{self, Key};
 use rcfarm_store::audit_op;
 use rcfarm_store::{Answer, Entry, Index, Op, Query, StoreError, TxnOutcome};
 
@@ -94,8 +90,8 @@ pub(super) async fn run(
 ) -> anyhow::Result<CliExit> {
     match command {
         AuditCommand::List(args) => list(context, &args).await,
-        AuditCommand::Verify => verify(context).await,
-        AuditCommand::Acknowledge(args) => acknowledge(context, &args).await,
+        AuditCommand::Verify => verify::verify(context).await,
+        AuditCommand::Acknowledge(args) => verify::acknowledge(context, &args).await,
         AuditCommand::Prune(args) => prune(context, &args).await,
     }
 }
@@ -419,149 +415,6 @@ fn what(record: &AuditRecord) -> String {
             None => String::new(),
         },
     }
-}
-
-/// The log and the state at one moment.
-struct LogAndState {
-    entries: Vec<Entry>,
-    log: Vec<Logged>,
-    folded: Folded,
-    actual: BTreeMap<RcId, Actual>,
-    differences: Vec<Difference>,
-}
-
-async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> {
-    // In one transaction: prefixes read one after the other differ while a farm writes.
-    let logs = [key::audit_logs(), key::namespaced_audit_logs()];
-    let trees = logs.iter().cloned().chain([key::rcs()]).chain(allocations::trees());
-    let entries = allocations::snapshot(context, trees).await?;
-    let under = |prefix: &rcfarm_store::Prefix| {
-        let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
-        entries.cloned().collect::<Vec<Entry>>()
-    };
-    let records = under(&key::rcs());
-    let pods = under(&key::labels(LabelKind::Pod));
-    let log = logged(context, logs.iter().flat_map(under).collect::<Vec<_>>().iter());
-    let folded = fold(&log);
-    let actual = actual(&records, &pods);
-    let differences = compare(&folded, &actual);
-    Ok(LogAndState { entries, log, folded, actual, differences })
-}
-
-async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
-    let LogAndState { entries, log, folded, differences, .. } = log_and_state(context).await?;
-    let (unknown, differences): (Vec<_>, Vec<_>) = differences
-        .into_iter()
-        .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
-    let orphaned_allocations = allocations::allocations_of(&entries).orphaned_allocations;
-    let leaked = |orphaned: &OrphanedAllocation| json!({"node": orphaned.node, "pod_id": orphaned.pod, "replication_controller_id": orphaned.owner});
-    let shown = json!({
-        "records": log.len(),
-        "leaked_promises": orphaned_allocations.iter().map(leaked).collect::<Vec<_>>(),
-        "controllers": folded.controllers.len(),
-        "differences": differences,
-        "gaps": folded.gaps,
-        "not_in_log": unknown,
-        "records_without_controller": folded.unattributed,
-    });
-    let is_clean =
-        differences.is_empty() && folded.gaps.is_empty() && orphaned_allocations.is_empty();
-    context.show(&shown, || {
-        let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
-        if !differences.is_empty() {
-            text.push_str(
-                "what differs was changed by another program or by hand; to accept it: rcfarm audit acknowledge\n",
-            );
-        }
-        for gap in &folded.gaps {
-            text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
-        }
-        for orphaned in &orphaned_allocations {
-            text.push_str(&format!(
-                "leak: {}: rcfarm rc orphans --remove\n",
-                allocations::describe(orphaned)
-            ));
-        }
-        if !unknown.is_empty() {
-            let count = unknown.len();
-            text.push_str(&format!("{count} controllers were not placed by rcfarm yet\n"));
-        }
-        let (log, controllers) = (log.len(), folded.controllers.len());
-        let verdict = if is_clean { "agree" } else { "do not agree" };
-        text.push_str(&format!(
-            "{log} records and the state of {controllers} controllers {verdict}\n"
-        ));
-        text
-    })?;
-    Ok(if is_clean { CliExit::Ok } else { CliExit::Found })
-}
-
-/// Writes a record for each controller whose state the log does not give: from then on the log has it. Each is guarded
-/// by the controller's record.
-async fn acknowledge(context: &CommandContext, args: &AcknowledgeArgs) -> anyhow::Result<CliExit> {
-    let only = controller(context, args.rc.as_deref()).await?;
-    let LogAndState { entries, folded, actual, differences, .. } = log_and_state(context).await?;
-    let mut found: BTreeMap<RcId, Vec<String>> = BTreeMap::new();
-    for difference in differences {
-        if !matches!(difference, Difference::NotInLog { .. }) {
-            found.entry(difference.controller()).or_default().push(difference.to_string());
-        }
-    }
-    for gap in folded.gaps {
-        if let Some(controller) = gap.controller {
-            found.entry(controller).or_default().push(gap.what);
-        }
-    }
-    found.retain(|controller, _| only.is_none_or(|only| only == *controller));
-    for (controller, differences) in &found {
-        if args.dry_run {
-            break;
-        }
-        let Actual { nodes, desired } = actual.get(controller).cloned().unwrap_or_default();
-        let key = key::rc(*controller);
-        let stored = entries.iter().find(|entry| entry.key == key.as_str());
-        let guard = match stored {
-            Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
-            None => Op::CheckNotExists { key },
-        };
-        let details = Details::ChangeAcknowledged(ChangeAcknowledged {
-            replication_controller_id: *controller,
-            actor: context.actor(),
-            reason: "Requested".to_owned(),
-            nodes,
-            desired_after: desired,
-            differences: differences.clone(),
-        });
-        context.commit([guard], &details, None).await?.map_err(|_| {
-            failure(format!("{controller} changed meanwhile"), "run the command again")
-        })?;
-    }
-    let shown = json!({"acknowledged": found, "dry_run": args.dry_run});
-    context.show(&shown, || {
-        let would = if args.dry_run { "would accept" } else { "accepted" };
-        let mut text = String::new();
-        for words in found.values().flatten() {
-            text.push_str(&format!("{would}: {words}\n"));
-        }
-        text.push_str(&format!("{would} the state of {} controllers", found.len()));
-        text
-    })
-}
-
-/// The state of each controller in its record and its pods' labels.
-fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
-    let mut actual: BTreeMap<RcId, Actual> = BTreeMap::new();
-    for entry in records {
-        let Some(Ok(id)) = key::rcs().tail(&entry.key).map(str::parse) else { continue };
-        let desired = RcRecord::decode(&entry.value).ok().map(|record| record.replicas_desired);
-        actual.entry(id).or_default().desired = desired;
-    }
-    for (place, pod) in ClusterSnapshot::of(pods).pods.iter() {
-        if let Some(rc) = pod.value.rc {
-            actual.entry(rc).or_default().nodes.insert(place.node.clone());
-        }
-    }
-    actual
 }
 
 async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<CliExit> {

@@ -114,6 +114,12 @@ impl NodeRecords {
         self.nodes.contains_key(node)
     }
 
+    /// Whether an agent of rcfarm holds the node's record now.
+    #[must_use]
+    pub fn has_live_agent(&self, node: &NodeName) -> bool {
+        self.nodes.get(node).is_some_and(|info| info.has_agent && info.gone_since.is_none())
+    }
+
     /// Readiness of a node, where an agent without a session counts as down at once.
     pub(super) fn readiness_without_grace(&self, node: &NodeName) -> NodeReadiness {
         match self.nodes.get(node) {

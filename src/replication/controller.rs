@@ -94,6 +94,8 @@ pub(super) struct RcView {
     pub(super) eligible: Nodes,
     /// Nodes that cannot start their pod, and why.
     pub(super) failing: BTreeMap<NodeName, Arc<str>>,
+    /// Nodes that report the manifest as one that cannot be run, and why.
+    pub(super) unfit: BTreeMap<NodeName, Arc<str>>,
 }
 
 impl RcController {
@@ -229,7 +231,7 @@ impl RcController {
         // Read before the pods, so that it is never newer than they are.
         let labels_index = self.view.pods.snapshot().index;
         let pods = self.caches.pods_of(&spec, &self.own, self.fresh.as_ref());
-        let failing = self.failing(&pods);
+        let (failing, unfit) = (self.failing(&pods), self.unfit(&pods));
         let (spec, pods) = (Arc::new(spec), Arc::new(pods));
         let mut input = RcView {
             spec,
@@ -239,6 +241,7 @@ impl RcController {
             labels_index,
             eligible,
             failing,
+            unfit,
         };
         self.prove_pods(&mut input).await?;
         Ok(input)

@@ -87,6 +87,7 @@ impl RcController {
         let failing = self.failing(&pods);
         // Health of pods to be taken over is not part of the input: the plan is made again.
         let differs = takes_over || pods != *input.pods || failing != input.failing;
+        input.unfit = self.unfit(&pods);
         (input.pods, input.failing) = (Arc::new(pods), failing);
         Ok(differs)
     }

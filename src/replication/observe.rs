@@ -1,9 +1,11 @@
 //! Builds the plan's input from the caches, and plans.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio::sync::MutexGuard;
 
+use super::Pods;
 use super::controller::{RcController, RcView};
 use super::failpoints;
 use super::plan::{
@@ -12,11 +14,20 @@ use super::plan::{
 use crate::cluster::ClusterView;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
-use rcfarm_api::ids::{NodeName, RcId, RecordId};
+use rcfarm_api::ids::{NodeName, PodRef, RcId, RecordId};
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_store::{Index, offload};
 
 impl RcController {
+    /// Nodes that report the manifest as one that cannot be run, and why.
+    pub(super) fn unfit(&self, pods: &Pods) -> BTreeMap<NodeName, Arc<str>> {
+        let unfit = |pod_ref: &PodRef| {
+            let reported = self.view.reported(pod_ref, self.fresh.as_ref());
+            Some((pod_ref.node.clone(), reported.unfit?))
+        };
+        pods.keys().filter_map(unfit).collect()
+    }
+
     /// Readiness of a node for this RC.
     pub(super) fn readiness(&self, input: &RcView, node: &NodeName) -> NodeReadiness {
         let shunned = || {
@@ -39,6 +50,7 @@ impl RcController {
             pods: input.pods.clone(),
             eligible: input.eligible.clone(),
             not_ready: BTreeMap::new(),
+            unfit: input.unfit.iter().map(|(node, why)| (node.clone(), why.to_string())).collect(),
             slots: BTreeMap::new(),
             surplus: BTreeMap::new(),
             capacities: self.view.node_capacities(),

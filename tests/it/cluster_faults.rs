@@ -97,6 +97,7 @@ fn created() -> Details {
         reason: "Requested".to_owned(),
         desired_before: None,
         desired_after: Some(1),
+        record: None,
         changed: Vec::new(),
         orphans: Vec::new(),
     })

@@ -13,7 +13,7 @@ use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
-use rcfarm_api::audit::{ControllerChange, Details};
+use rcfarm_api::audit::{ControllerChange, Details, record_hash};
 use rcfarm_api::rc::spec::{RcRecord, check_count};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::{Index, Op};
@@ -119,9 +119,21 @@ pub(super) fn about(
         reason: "Requested".to_owned(),
         desired_before: found.desired(),
         desired_after: after,
+        record: None,
         changed: Vec::new(),
         orphans: Vec::new(),
     }
+}
+
+/// The details with the hash of the record that is written.
+fn with_record(mut details: Details, value: &[u8]) -> Details {
+    if let Details::ControllerScaled(change)
+    | Details::ControllerEnabled(change)
+    | Details::ControllerDisabled(change) = &mut details
+    {
+        change.record = Some(record_hash(value));
+    }
+    details
 }
 
 /// Sets one field of a record by CAS. Reads the record again if it changed meanwhile.
@@ -138,8 +150,9 @@ async fn change(
             return Ok(Some(RcChange { before: found, index: None }));
         };
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
+        let details = with_record(details(&found), &value);
         let op = Op::Cas { key: key::rc(found.id), value, flags, index };
-        let committed = context.commit([op], &details(&found), Some(found.id)).await?;
+        let committed = context.commit([op], &details, Some(found.id)).await?;
         Ok(committed.ok().map(|index| RcChange { before: found, index: Some(index) }))
     };
     context.edit(format!("the record of {rc}"), attempt).await

@@ -16,7 +16,7 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::files::check_not_described;
 use crate::cli::label::pair;
 use crate::cli::output::duration;
-use rcfarm_api::audit::{ControllerChange, Details};
+use rcfarm_api::audit::{ControllerChange, Details, record_hash};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::labels::{Labels, Selector, check_label_value, encode_labels};
 use rcfarm_api::manifest::{Manifest, check_for_p2, check_known};
@@ -169,6 +169,7 @@ pub(in crate::cli) async fn write(
         reason: "Requested".to_owned(),
         desired_before: None,
         desired_after: Some(record.replicas_desired),
+        record: Some(record_hash(&record.encode())),
         changed: Vec::new(),
         orphans: Vec::new(),
     });

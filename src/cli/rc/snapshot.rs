@@ -44,6 +44,8 @@ pub(super) struct RcSnapshot {
     pub(super) lock_held: bool,
     /// Nodes that could not start the controller's pod, now or recently, with the reason.
     pub(super) quarantined: BTreeMap<NodeName, String>,
+    /// Nodes that report the manifest as one that cannot be run, and why.
+    unfit: BTreeMap<NodeName, String>,
     /// Nodes that failed for several records; the owner adds no pods there for some time.
     suspects: BTreeSet<NodeName>,
     cluster: ClusterSnapshot,
@@ -172,7 +174,13 @@ pub(super) async fn read_snapshot(
     let named = status.iter().flat_map(|status| status.quarantined_nodes.keys());
     let quarantined: BTreeMap<NodeName, String> =
         named.filter_map(shunned).chain(own.keys().filter_map(|p| cannot_start(p))).collect();
+    let unfit = |place: &PodRef| {
+        let health = healths.get(key::health(&place.pod, &place.node).as_str())?;
+        let why = HealthReport::decode(&health.value).unfit?;
+        Some((place.node.clone(), why.to_string()))
+    };
     Ok(RcSnapshot {
+        unfit: own.keys().filter_map(|place| unfit(place)).collect(),
         quarantined,
         suspects,
         labels: context.get(&key::rc_labels(found.id)).await?,
@@ -266,6 +274,7 @@ impl RcSnapshot {
             pods: Arc::new(self.pods.clone()),
             eligible: Arc::new(self.eligible.clone()),
             not_ready: nodes.filter_map(not_ready).collect(),
+            unfit: self.unfit.clone(),
             slots: BTreeMap::new(),
             surplus: self.surplus.clone(),
             capacities: self.node_capacities.clone(),

@@ -15,7 +15,7 @@ use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
-use rcfarm_api::audit::{ControllerChange, Details};
+use rcfarm_api::audit::{ControllerChange, Details, record_hash};
 use rcfarm_api::labels::{Labels, Selector, decode_labels, encode_labels};
 use rcfarm_api::manifest::{Manifest, check_for_p2, check_known};
 use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcSpec, RcStrategy};
@@ -116,19 +116,19 @@ pub(in crate::cli) async fn apply(
             return match relabelled {
                 None => Ok(Some(unchanged(found))),
                 Some(op) => {
-                    let desired = found.desired();
-                    let done = commit(context, &found, vec![op], &["labels"], desired).await?;
+                    let after = (found.desired(), record_hash(&found.entry.value));
+                    let done = commit(context, &found, vec![op], &["labels"], after).await?;
                     Ok(done.map(|_| unchanged(found)))
                 }
             };
         };
         let record = RcRecord::decode(&value)?;
         RcSpec::check(found.id, &record)?;
+        let after = (Some(record.replicas_desired), record_hash(&value));
         let (index, flags) = (found.entry.modify_index, found.entry.flags);
         let mut ops = vec![Op::Cas { key: key::rc(found.id), value, flags, index }];
         ops.extend(relabelled);
-        let desired = Some(record.replicas_desired);
-        let done = commit(context, &found, ops, &changed, desired).await?;
+        let done = commit(context, &found, ops, &changed, after).await?;
         Ok(done.map(|index| Updated { before: found, index, changed }))
     };
     context.edit(format!("the record of {rc}"), attempt).await
@@ -143,10 +143,11 @@ async fn commit(
     found: &Found,
     ops: Vec<Op>,
     changed: &[&str],
-    desired: Option<i64>,
+    (desired, record): (Option<i64>, String),
 ) -> anyhow::Result<Option<Index>> {
     let changed = changed.iter().map(|field| (*field).to_owned()).collect();
-    let change = ControllerChange { changed, ..about(context, found, desired) };
+    let change =
+        ControllerChange { changed, record: Some(record), ..about(context, found, desired) };
     let details = Details::ControllerUpdated(change);
     Ok(context.commit(ops, &details, Some(found.id)).await?.ok())
 }

@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use super::foreign::{count_pods, owned_elsewhere};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::output::Progress;
-use rcfarm_api::ids::RcId;
+use crate::cluster::snapshot::ClusterSnapshot;
+use rcfarm_api::ids::{PodRef, RcId};
+use rcfarm_api::key::LabelKind;
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::rc::spec::RcRecord;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Replicas};
 use rcfarm_api::{Stored, key};
@@ -28,7 +31,74 @@ pub(super) async fn scheduled(
     index: Index,
     timeout: Duration,
 ) -> anyhow::Result<()> {
-    until(context, id, index, timeout, is_scheduled).await
+    let give_up = monotonic() + timeout;
+    until(context, id, index, timeout, is_scheduled).await?;
+    started(context, id, give_up).await
+}
+
+/// Interval at which statuses of pods are read.
+const STARTED_EVERY: Duration = Duration::from_millis(300);
+
+/// Waits until the pods of a controller have started, on nodes with an agent of ours.
+///
+/// # Errors
+/// A pod cannot start.
+async fn started(context: &CommandContext, id: RcId, give_up: Instant) -> anyhow::Result<()> {
+    let trees = [key::labels(LabelKind::Pod), key::nodes()];
+    loop {
+        // Pods may move meanwhile.
+        let seen = ClusterSnapshot::read_once(context.store.as_ref(), trees.clone()).await?;
+        let places = seen.pods.of_rc(id).map(|(place, _)| place);
+        let has_agent = |place: &&PodRef| seen.records.has_live_agent(&place.node);
+        let places: Vec<PodRef> = places.filter(has_agent).cloned().collect();
+        let waiting = unstarted(context, &places).await?;
+        let Some((place, why)) = waiting else { return Ok(()) };
+        if monotonic() + STARTED_EVERY > give_up {
+            return Err(failure(
+                format!("gave up waiting: {} on {} has not started{why}", place.pod, place.node),
+                format!("the change itself is made; see the pod: rcfarm pod get {}", place.pod),
+            ));
+        }
+        tokio::time::sleep(STARTED_EVERY).await;
+    }
+}
+
+/// A pod that has not started yet, and what its node says.
+async fn unstarted(
+    context: &CommandContext,
+    places: &[PodRef],
+) -> anyhow::Result<Option<(PodRef, String)>> {
+    let status_key = |place: &PodRef| key::pod_status(&place.pod, &place.node);
+    let intent_key = |place: &PodRef| key::intent(&place.node, &place.pod);
+    let statuses = context.get_many(places.iter().map(status_key)).await?;
+    let intents = context.get_many(places.iter().map(intent_key)).await?;
+    let mut waiting = None;
+    for place in places {
+        let status = statuses.get(status_key(place).as_str());
+        let status = status.and_then(|entry| PodStatus::decode(&entry.value).ok());
+        let intent = intents.get(intent_key(place).as_str()).map(|entry| entry.modify_index);
+        // Older agents do not say which intent a status is about.
+        let is_about = |status: &PodStatus| {
+            status.intent_index.is_none_or(|about| Some(about.modify_index) == intent)
+        };
+        let Some(status) = status.filter(is_about) else {
+            waiting.get_or_insert_with(|| (place.clone(), String::new()));
+            continue;
+        };
+        let PodStatus { status: launched, phase, message, cannot_start, .. } = status;
+        if phase == NodePodPhase::Unfit || cannot_start.is_some() {
+            let why = cannot_start.unwrap_or(message);
+            return Err(failure(
+                format!("pod {} cannot start on {}: {why}", place.pod, place.node),
+                format!("correct the manifest: rcfarm rc update {} -f FILE", place.pod),
+            ));
+        }
+        if launched != "launched" {
+            let why = if message.is_empty() { message } else { format!(": {message}") };
+            waiting.get_or_insert_with(|| (place.clone(), why));
+        }
+    }
+    Ok(waiting)
 }
 
 /// Waits until all pods have the manifest of the record at `index` and are healthy.

@@ -103,6 +103,9 @@ pub(super) fn placed_condition(
     let reason = match transfer {
         TransferPlan::Start(_) | TransferPlan::Continue => RcReason::TransferUnderWay,
         TransferPlan::Wait(reason) => *reason,
+        TransferPlan::Nothing if misplaced.is_empty() && !observed.unfit.is_empty() => {
+            return unfit_condition(observed);
+        }
         TransferPlan::Nothing if misplaced.is_empty() => {
             return PlannedCondition {
                 kind,
@@ -126,6 +129,21 @@ pub(super) fn placed_condition(
     };
     let mut message = format!("{} {what}: {some}", misplaced.len());
     message.push_str(&blamed_manifest(observed));
+    PlannedCondition { kind, status: false, reason, message }
+}
+
+/// Pods whose manifest no node can run.
+fn unfit_condition(observed: &ReplicationObserved) -> PlannedCondition {
+    let (pod, count) = (observed.spec.manifest.id(), observed.unfit.len());
+    let named: Vec<String> = observed
+        .unfit
+        .iter()
+        .take(NODES_NAMED)
+        .map(|(node, why)| format!("{node}: {why}"))
+        .collect();
+    let message =
+        format!("{count} pods {pod} cannot run, see to the manifest: {}", named.join("; "));
+    let (kind, reason) = (RcConditionType::Placed, RcReason::CannotStart);
     PlannedCondition { kind, status: false, reason, message }
 }
 

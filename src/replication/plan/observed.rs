@@ -90,6 +90,8 @@ pub struct ReplicationObserved {
     pub eligible: Arc<BTreeSet<NodeName>>,
     /// Readiness of nodes that are not [`NodeReadiness::Ready`].
     pub not_ready: BTreeMap<NodeName, NodeReadiness>,
+    /// Nodes that report the manifest as one that cannot be run, and why.
+    pub unfit: BTreeMap<NodeName, String>,
     /// Slots that are not [`SlotState::Nobody`]; see [`ReplicationObserved::look_up_slots`].
     pub slots: BTreeMap<NodeName, SlotState>,
     /// Disabled RCs whose pods may be taken over; looked up if nodes are wanted.

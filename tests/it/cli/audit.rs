@@ -1,5 +1,6 @@
 //! `rcfarm audit …` without a farm.
 
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::harness::HttpCluster;
@@ -146,4 +147,50 @@ async fn list_filters_by_queue_and_node() {
         let log = cluster.json(&[&["audit", "list"][..], &filter[..]].concat()).await;
         assert_eq!(log.as_array().unwrap().len(), count, "{filter:?}: {log}");
     }
+}
+
+#[tokio::test]
+async fn raw_edits_of_records_are_told_and_can_be_accepted() {
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&["--replicas", "0"]).await;
+    cluster.run(&["queue", "create", "research", "--weight", "2"]).await.ok();
+    cluster.run(&["queue", "create", "gone"]).await.ok();
+    let verify = async || cluster.run(&["audit", "verify"]).await;
+    assert!(verify().await.ok().contains("agree"));
+    // The pods and the count are as before.
+    let key = format!("replication_controllers/{id}");
+    let edit = async |field: &str, to: &str| {
+        let mut record = cluster.value(&key).await;
+        record[field] = json!(to);
+        cluster.put(&key, record.to_string()).await;
+    };
+    for (field, to) in [("manifest", "id: web\n"), ("node_selector", "role=db")] {
+        edit(field, to).await;
+        let said = verify().await;
+        assert_eq!(said.code, 2, "{said:?}");
+        assert!(
+            said.stdout.contains(&format!("differs: {id}: its record is not the one")),
+            "{said:?}"
+        );
+        cluster.run(&["audit", "acknowledge"]).await.ok();
+        assert!(verify().await.ok().contains("agree"));
+    }
+    // A command's own change is told again; also after a prune.
+    cluster.run(&["rc", "disable", "web"]).await.ok();
+    cluster.run(&["audit", "prune", "--keep", "0s"]).await.ok();
+    assert!(verify().await.ok().contains("agree"));
+    edit("manifest", "id: web\n# edited\n").await;
+    cluster.put("rcfarm/queues/research", r#"{"spec":{"weight":3}}"#).await;
+    cluster.delete("rcfarm/queues/gone").await;
+    let said = verify().await;
+    for words in ["its record is not the one", "differs: queue research", "differs: queue gone"] {
+        assert!(said.stdout.contains(words), "{words}: {said:?}");
+    }
+    cluster.run(&["audit", "acknowledge"]).await.ok();
+    assert!(verify().await.ok().contains("agree"));
+    cluster.run(&["queue", "update", "research", "--weight", "4"]).await.ok();
+    cluster.run(&["queue", "close", "research"]).await.ok();
+    cluster.run(&["queue", "delete", "research"]).await.ok();
+    cluster.run(&["rc", "delete", "web", "--force"]).await.ok();
+    assert!(verify().await.ok().contains("agree"));
 }

@@ -56,8 +56,9 @@ async fn audit_verify_agrees_before_and_after_prune() {
     let text = cluster.run(&["audit", "list"]).await.ok();
     assert!(text.contains("+n1 +n2 +n3 3 of 3") && text.contains("f1"), "{text}");
     assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    // The checkpoint, and the last record of the queue `default`.
     cluster.run(&["audit", "prune", "--keep", "0s"]).await.ok();
-    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("1 records"));
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("2 records"));
 }
 
 #[tokio::test]
@@ -119,4 +120,56 @@ async fn watch_prints_each_change_of_status() {
     in_time("three pods", async { while next().await["status"]["replicas"]["current"] != 3 {} })
         .await;
     child.kill().await.unwrap();
+}
+
+/// A pod that no node can run, or that its node cannot start, is an error of `--wait`, and the controller is not as
+/// desired.
+#[tokio::test]
+async fn pod_that_cannot_start_is_named_with_its_reason() {
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(1).await;
+    let _farm = cluster.start("f1");
+    let _agent = cluster.agent_process("n1", &["--label", "role=web"]);
+    let write = |launchable: &str| {
+        let text =
+            format!("id: web\nlaunchables: {{main: {{launchable_type: process, {launchable}}}}}\n");
+        std::fs::write(cluster.dir.path().join("pod.yaml"), &text).unwrap();
+        text
+    };
+    write("command: sleep 60");
+    let create = ["rc", "create", "-f", "pod.yaml", "--node-selector", "role=web", "--wait"];
+    let id = cluster.run(&create).await.ok().trim().to_owned();
+    let state = async || {
+        let list = cluster.json(&["rc", "list"]).await;
+        list[0]["state"].as_str().unwrap_or_default().to_owned()
+    };
+    until("it runs", || async { state().await == "AsDesired" }).await;
+
+    write("command: /no/such/program");
+    cluster.run(&["rc", "update", "web", "-f", "pod.yaml"]).await.ok();
+    until("it is told", || async { state().await == "CannotStart" }).await;
+    let failed = async |words: &str| {
+        let ran = cluster.run(&["rc", "scale", "web", "1", "--wait"]).await;
+        let is_named = ran.stderr.contains("pod web cannot start on n1: ");
+        assert!(ran.code == 1 && is_named && ran.stderr.contains(words), "{ran:?}");
+    };
+    failed("/no/such/program").await;
+
+    // A typo that no command has seen.
+    let key = format!("replication_controllers/{id}");
+    let mut record = cluster.value(&key).await;
+    record["manifest"] = json!(write("comand: sleep 60"));
+    cluster.put(&key, record.to_string()).await;
+    until("the typo is told", || async {
+        let status = cluster.json(&["rc", "status", "web"]).await.to_string();
+        status.contains("cannot run, see to the manifest") && status.contains("comand")
+    })
+    .await;
+    assert_eq!(state().await, "CannotStart");
+    failed("comand").await;
+
+    write("command: sleep 61");
+    cluster.run(&["rc", "update", "web", "-f", "pod.yaml", "--wait"]).await.ok();
+    until("it is mended", || async { state().await == "AsDesired" }).await;
+    cluster.run(&["rc", "delete", "web"]).await.ok();
 }

@@ -401,3 +401,21 @@ fn every_decision_has_a_date_and_a_status_and_is_listed() {
     }
     assert!(wrong.is_empty(), "{wrong:?}");
 }
+
+/// What a unit starts are commands and flags that exist.
+#[test]
+fn commands_of_units_exist() {
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib");
+    let mut checked = 0;
+    for unit in std::fs::read_dir(units).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = read(&unit);
+        let start = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        let arguments = start.strip_prefix("/usr/local/bin/rcfarm ").unwrap().split_whitespace();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rcfarm"));
+        // Flags before --help are parsed.
+        let output = command.args(arguments).arg("--help").output().unwrap();
+        assert!(output.status.success(), "{start}: {output:?}");
+        checked += 1;
+    }
+    assert!(checked >= 2);
+}

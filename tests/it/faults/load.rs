@@ -299,6 +299,7 @@ impl User {
             reason: "Requested".to_owned(),
             desired_before: Some(record.replicas_desired),
             desired_after: Some(record.replicas_desired),
+            record: None,
             changed: Vec::new(),
             orphans: Vec::new(),
         }

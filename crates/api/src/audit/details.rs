@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::{EventType, GroupsOrdered, JobChange, JobStep, QueueChange};
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
+use crate::manifest::content_hash;
 use crate::text::converts_as_text;
 use crate::{Index, InvalidText, Timestamp};
 
@@ -182,6 +183,9 @@ pub struct ControllerChange {
     pub desired_before: Option<i64>,
     /// Desired count after. `None`: the record was deleted.
     pub desired_after: Option<i64>,
+    /// [`record_hash`] of the record that was written. `None`: it was deleted, or written by an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
     /// Fields of the record that an update changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<String>,
@@ -268,6 +272,9 @@ pub struct ChangeAcknowledged {
     pub nodes: BTreeSet<NodeName>,
     /// Its desired count; `None`: it has no record.
     pub desired_after: Option<i64>,
+    /// [`record_hash`] of the record. `None`: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
     /// What differed, in words.
     #[serde(default)]
     pub differences: Vec<String>,
@@ -298,6 +305,15 @@ pub struct FoldedController {
     pub nodes: Option<BTreeSet<NodeName>>,
     /// Desired count. `None`: the record was deleted.
     pub desired: Option<i64>,
+    /// [`record_hash`] of the record. `None`: unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
+}
+
+/// Hash of a record's value in the audit log, by which `audit verify` finds changes without a record.
+#[must_use]
+pub fn record_hash(value: &[u8]) -> String {
+    format!("{:016x}", content_hash(value))
 }
 
 macro_rules! details {

@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::{
     AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController,
-    PROMISE_LEAKED, Retarget,
+    PROMISE_LEAKED, QueueChange, Retarget,
 };
 use crate::Index;
-use crate::ids::{NodeName, RcId};
+use crate::ids::{NodeName, QueueName, RcId};
+use crate::queue::spec::QueueSpec;
 
 /// A record with its position in the log.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +32,8 @@ pub struct Logged {
 pub struct Folded {
     /// Controllers with a record or pods, according to the log.
     pub controllers: BTreeMap<RcId, FoldedController>,
+    /// Last specification of each queue; `None`: it was deleted.
+    pub queues: BTreeMap<QueueName, Option<Value>>,
     /// Records that contradict those before them.
     pub gaps: Vec<Gap>,
     /// Number of retargets without a controller (by p2). They cannot be folded.
@@ -74,6 +78,11 @@ pub enum Difference {
         missing: BTreeSet<NodeName>,
         /// Stored, but not in the log.
         unexplained: BTreeSet<NodeName>,
+    },
+    /// The record is not the one that a command wrote last. The count may be the same.
+    Record {
+        /// Id of the controller.
+        controller: RcId,
     },
     /// The counts of record and log differ, or only one of them exists: the record was changed by hand.
     Desired {
@@ -132,9 +141,9 @@ impl Base {
             // imported, and the records that it covers were pruned before.
             base.through = if part.through < logged.index { part.through } else { Index::ZERO };
             base.records.insert(logged.id);
-            for (id, FoldedController { nodes, desired }) in part.controllers {
+            for (id, FoldedController { nodes, desired, record }) in part.controllers {
                 let whole = base.state.entry(id).or_default();
-                whole.desired = desired;
+                (whole.desired, whole.record) = (desired, record);
                 if let Some(nodes) = nodes {
                     whole.nodes.get_or_insert_default().extend(nodes);
                 }
@@ -147,6 +156,12 @@ impl Base {
 /// Folds the records after the base, up to and including index `until`.
 pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folded {
     let mut folded = Folded { controllers: base.state.clone(), ..Folded::default() };
+    // A prune keeps the last record of each queue, so that checkpoints do not have them.
+    for logged in ordered.iter().filter(|logged| logged.index <= until) {
+        if let Some(change) = queue_change(logged) {
+            folded.queues.insert(change.queue, change.after);
+        }
+    }
     for logged in ordered.iter().filter(|l| l.index > base.through && l.index <= until) {
         match logged.record.details() {
             Ok(details) => folded.apply(logged.id, details),
@@ -158,6 +173,18 @@ pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folde
         controller.desired.is_some() || controller.nodes.as_ref().is_some_and(|n| !n.is_empty())
     });
     folded
+}
+
+/// The change of a queue's record, if this is one.
+pub(super) fn queue_change(logged: &Logged) -> Option<QueueChange> {
+    match logged.record.details() {
+        Ok(
+            Details::QueueCreated(change)
+            | Details::QueueChanged(change)
+            | Details::QueueDeleted(change),
+        ) => Some(change),
+        _ => None,
+    }
 }
 
 impl Folded {
@@ -190,7 +217,8 @@ impl Folded {
             Details::ChangeAcknowledged(accepted) => {
                 let id = accepted.replication_controller_id;
                 let (nodes, desired) = (Some(accepted.nodes), accepted.desired_after);
-                self.controllers.insert(id, FoldedController { nodes, desired });
+                let record = accepted.record;
+                self.controllers.insert(id, FoldedController { nodes, desired, record });
                 self.gaps.retain(|gap| gap.controller != Some(id));
             }
             Details::Other(EventType::Retarget, _) => self.unattributed += 1,
@@ -202,6 +230,7 @@ impl Folded {
     fn change(&mut self, change: &ControllerChange) -> &mut FoldedController {
         let controller = self.controllers.entry(change.replication_controller_id).or_default();
         controller.desired = change.desired_after;
+        controller.record.clone_from(&change.record);
         controller
     }
 
@@ -265,12 +294,39 @@ pub fn compare(folded: &Folded, actual: &BTreeMap<RcId, Actual>) -> Vec<Differen
     differences
 }
 
+/// Compares the records of controllers with the hashes in the log. `stored`: [`super::record_hash`] of each record.
+pub fn compare_records(folded: &Folded, stored: &BTreeMap<RcId, String>) -> Vec<Difference> {
+    let differs = |(id, logged): (&RcId, &FoldedController)| {
+        let (logged, stored) = (logged.record.as_ref()?, stored.get(id)?);
+        (logged != stored).then_some(Difference::Record { controller: *id })
+    };
+    folded.controllers.iter().filter_map(differs).collect()
+}
+
+/// Queues whose stored specification is not that of the log. Queues that the log does not name are left out.
+pub fn compare_queues(
+    folded: &Folded,
+    stored: &BTreeMap<QueueName, QueueSpec>,
+) -> BTreeSet<QueueName> {
+    let differs = |(name, logged): &(&QueueName, &Option<Value>)| {
+        let logged = logged.as_ref().map(|spec| serde_json::from_value::<QueueSpec>(spec.clone()));
+        match (logged, stored.get(*name)) {
+            (Some(Ok(logged)), Some(stored)) => logged != *stored,
+            // A specification of another version cannot be compared.
+            (Some(Err(_)), Some(_)) => false,
+            (logged, stored) => logged.is_some() != stored.is_some(),
+        }
+    };
+    folded.queues.iter().filter(differs).map(|(name, _)| name.clone()).collect()
+}
+
 impl Difference {
     /// The controller that differs.
     pub fn controller(&self) -> RcId {
         match self {
             Difference::NotInLog { controller }
             | Difference::Nodes { controller, .. }
+            | Difference::Record { controller }
             | Difference::Desired { controller, .. } => *controller,
         }
     }
@@ -304,6 +360,9 @@ impl fmt::Display for Difference {
                     )?;
                 }
                 Ok(())
+            }
+            Difference::Record { controller } => {
+                write!(f, "{controller}: its record is not the one that a command wrote last")
             }
             Difference::Desired { controller, logged, actual } => {
                 write!(

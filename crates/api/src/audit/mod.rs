@@ -19,9 +19,11 @@ mod record;
 pub use details::{
     Actor, ChangeAcknowledged, Checkpoint, ControllerChange, DeletionConfirmed, Details,
     FoldedController, LabelsChange, NODES_LISTED, NodeChange, NodeTransfer, OrphansRemoved,
-    PROMISE_LEAKED, Retarget,
+    PROMISE_LEAKED, Retarget, record_hash,
 };
-pub use fold::{Actual, Difference, Folded, Gap, Logged, compare, fold};
+pub use fold::{
+    Actual, Difference, Folded, Gap, Logged, compare, compare_queues, compare_records, fold,
+};
 pub use jobs::{JobChange, JobStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{GroupChange, GroupsOrdered, QueueChange};

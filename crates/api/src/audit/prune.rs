@@ -1,12 +1,12 @@
 //! Retention: plans to delete old records and to keep their folded state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::fold::{Base, Folded, fold_from, in_order};
+use super::fold::{Base, Folded, fold_from, in_order, queue_change};
 use super::{Checkpoint, EventType, FoldedController, Logged};
-use crate::ids::{NodeName, RcId};
+use crate::ids::{NodeName, QueueName, RcId};
 use crate::{Index, Timestamp};
 
 /// Approximate size of a checkpoint's part in bytes. Consul stores values up to 512 KiB.
@@ -31,10 +31,14 @@ pub struct PrunePlan {
 pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan {
     let ordered = in_order(log);
     let is_checkpoint = |logged: &Logged| logged.record.event_type == EventType::Checkpoint;
+    let changes = ordered.iter().filter_map(|l| Some((queue_change(l)?.queue, l.id)));
+    let last: BTreeMap<QueueName, Uuid> = changes.collect();
+    let last_of_queues: BTreeSet<Uuid> = last.into_values().collect();
     let old: Vec<&Logged> = ordered
         .iter()
         .copied()
         .filter(|logged| !is_checkpoint(logged) && logged.record.timestamp < older_than)
+        .filter(|logged| !last_of_queues.contains(&logged.id))
         .collect();
     let Some(newest) = old.last() else {
         return PrunePlan::default();
@@ -57,7 +61,7 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
 fn parts(state: BTreeMap<RcId, FoldedController>, through: Index, set: Uuid) -> Vec<Checkpoint> {
     let mut parts: Vec<BTreeMap<RcId, FoldedController>> = vec![BTreeMap::new()];
     let mut bytes = 0;
-    for (id, FoldedController { nodes, desired }) in state {
+    for (id, FoldedController { nodes, desired, record }) in state {
         let is_known = nodes.is_some();
         let nodes: Vec<NodeName> = nodes.into_iter().flatten().collect();
         let empty = nodes.is_empty().then_some(&[][..]);
@@ -70,6 +74,7 @@ fn parts(state: BTreeMap<RcId, FoldedController>, through: Index, set: Uuid) -> 
             bytes += more;
             let part = parts.last_mut().expect("never empty").entry(id).or_default();
             part.desired = desired;
+            part.record.clone_from(&record);
             if is_known {
                 part.nodes.get_or_insert_default().extend(some.iter().cloned());
             }

@@ -77,6 +77,7 @@ fn change(id: u8, desired_after: Option<i64>) -> ControllerChange {
         reason: "Requested".to_owned(),
         desired_before: None,
         desired_after,
+        record: None,
         changed: Vec::new(),
         orphans: Vec::new(),
     }
@@ -176,6 +177,7 @@ fn every_event_type_round_trips() {
             suspicions: vec!["labels/pod/ lost 90 of 100 keys".to_owned()],
         }),
         Details::ChangeAcknowledged(ChangeAcknowledged {
+            record: Some("0".to_owned()),
             replication_controller_id: rc(1),
             actor: user(),
             reason: "Requested".to_owned(),
@@ -232,8 +234,15 @@ fn every_event_type_round_trips() {
             parts: 1,
             through: Index(17),
             controllers: BTreeMap::from([
-                (rc(1), FoldedController { nodes: None, desired: Some(1) }),
-                (rc(2), FoldedController { nodes: Some([node(1)].into()), desired: None }),
+                (rc(1), FoldedController { nodes: None, desired: Some(1), record: None }),
+                (
+                    rc(2),
+                    FoldedController {
+                        nodes: Some([node(1)].into()),
+                        desired: None,
+                        record: Some("0".to_owned()),
+                    },
+                ),
             ]),
         }),
         Details::Other(EventType::Other("ROLLING_UPDATE_CREATION".to_owned()), json!({"a": [1]})),

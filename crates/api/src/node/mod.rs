@@ -47,6 +47,8 @@ struct HealthRecord {
     status: String,
     #[serde(rename = "CannotStart", default)]
     cannot_start: Option<Arc<str>>,
+    #[serde(rename = "Unfit", default)]
+    unfit: Option<Arc<str>>,
 }
 
 /// Health of a pod from `health/<service>/<node>`.
@@ -56,6 +58,8 @@ pub struct HealthReport {
     pub health: Health,
     /// Why its node cannot start it; written by rcfarm's agents only.
     pub cannot_start: Option<Arc<str>>,
+    /// Why no node can run its manifest; written by rcfarm's agents only.
+    pub unfit: Option<Arc<str>>,
 }
 
 impl HealthReport {
@@ -64,9 +68,9 @@ impl HealthReport {
         match serde_json::from_slice::<HealthRecord>(value) {
             Ok(record) => {
                 let health = Health::of_word(&record.status);
-                HealthReport { health, cannot_start: record.cannot_start }
+                HealthReport { health, cannot_start: record.cannot_start, unfit: record.unfit }
             }
-            Err(_) => HealthReport { health: Health::Unknown, cannot_start: None },
+            Err(_) => HealthReport { health: Health::Unknown, ..HealthReport::default() },
         }
     }
 }

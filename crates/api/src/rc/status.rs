@@ -173,7 +173,8 @@ pub enum RcReason {
     LockHeld,
     /// A transfer was undone; see `last_error`.
     TransferFailed,
-    /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static.
+    /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static. Or no node can run
+    /// the manifest.
     CannotStart,
     /// Pods get the record's manifest one after the other; `message` says what the next one waits for.
     UpdateUnderWay,

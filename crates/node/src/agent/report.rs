@@ -27,7 +27,7 @@ pub struct PodReport {
     pub status: PodStatus,
 }
 
-/// Upper bound of `CannotStart` in a health key, in characters. Farms read all health keys often.
+/// Upper bound of `CannotStart` and `Unfit` in a health key, in characters. Farms read all health keys often.
 const LONGEST_WHY: usize = 200;
 
 /// Upper bound of each text in a status, in bytes. Texts may repeat parts of the manifest.
@@ -80,6 +80,9 @@ impl PodReport {
         });
         if let Some(why) = &self.status.cannot_start {
             health["CannotStart"] = json!(why.chars().take(LONGEST_WHY).collect::<String>());
+        } else if self.status.phase == NodePodPhase::Unfit {
+            let why = self.status.message.chars().take(LONGEST_WHY);
+            health["Unfit"] = json!(why.collect::<String>());
         }
         vec![
             reality,

@@ -201,6 +201,7 @@ pub fn check_fold(model: &ServiceModel, facts: &CheckFacts, report: Report<'_>) 
         let rc = match &difference {
             rcfarm_api::audit::Difference::NotInLog { controller }
             | rcfarm_api::audit::Difference::Nodes { controller, .. }
+            | rcfarm_api::audit::Difference::Record { controller }
             | rcfarm_api::audit::Difference::Desired { controller, .. } => controller,
         };
         if !facts.by_hand.contains_key(rc) {

@@ -37,6 +37,7 @@ impl Workload {
             reason: "UserRequest".to_owned(),
             desired_before: before,
             desired_after: after,
+            record: None,
             changed: Vec::new(),
             orphans: Vec::new(),
         }

@@ -34,6 +34,8 @@ pub(super) struct Document {
     pods: BTreeMap<PodRef, RcPod>,
     eligible_nodes: BTreeSet<NodeName>,
     not_ready: BTreeMap<NodeName, NodeReadiness>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    unfit: BTreeMap<NodeName, String>,
     slots: BTreeMap<NodeName, SlotState>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     surplus: BTreeMap<RcId, SurplusPods>,
@@ -87,6 +89,7 @@ impl From<ReplicationObserved> for Document {
             pods: Arc::unwrap_or_clone(observed.pods),
             eligible_nodes: Arc::unwrap_or_clone(observed.eligible),
             not_ready: observed.not_ready,
+            unfit: observed.unfit,
             slots: observed.slots,
             surplus: observed.surplus,
             allowed_actions: observed.allowed_actions,
@@ -109,6 +112,7 @@ impl TryFrom<Document> for ReplicationObserved {
             pods: Arc::new(document.pods),
             eligible: Arc::new(document.eligible_nodes),
             not_ready: document.not_ready,
+            unfit: document.unfit,
             slots: document.slots,
             surplus: document.surplus,
             capacities: document.capacities.into_iter().collect(),

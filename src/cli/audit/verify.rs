@@ -1,0 +1,244 @@
+//! `rcfarm audit verify`, `acknowledge`: the folded log beside what is stored.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use super::{AcknowledgeArgs, controller, logged};
+use crate::cli::context::CommandContext;
+use crate::cli::failure::{CliExit, failure};
+use crate::cli::rc::allocations;
+use crate::cluster::snapshot::ClusterSnapshot;
+use crate::placement::capacity::OrphanedAllocation;
+use rcfarm_api::Stored;
+use rcfarm_api::audit::{
+    Actual, ChangeAcknowledged, Details, Difference, Folded, Logged, QueueChange, compare,
+    compare_queues, compare_records, fold, record_hash,
+};
+use rcfarm_api::ids::{QueueName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
+use rcfarm_api::rc::spec::RcRecord;
+use rcfarm_store::{Entry, Op};
+
+/// The log and the state at one moment.
+struct LogAndState {
+    entries: Vec<Entry>,
+    log: Vec<Logged>,
+    folded: Folded,
+    actual: BTreeMap<RcId, Actual>,
+    /// Hash of each controller's record.
+    hashes: BTreeMap<RcId, String>,
+    differences: Vec<Difference>,
+    /// Specifications of the queues.
+    queues: BTreeMap<QueueName, QueueSpec>,
+    queue_differences: BTreeSet<QueueName>,
+}
+
+async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> {
+    // In one transaction: prefixes read one after the other differ while a farm writes.
+    let logs = [key::audit_logs(), key::namespaced_audit_logs()];
+    let records = [key::rcs(), key::queues()];
+    let trees = logs.iter().cloned().chain(records).chain(allocations::trees());
+    let entries = allocations::snapshot(context, trees).await?;
+    let under = |prefix: &rcfarm_store::Prefix| {
+        let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
+        entries.cloned().collect::<Vec<Entry>>()
+    };
+    let records = under(&key::rcs());
+    let pods = under(&key::labels(LabelKind::Pod));
+    let log = logged(context, logs.iter().flat_map(under).collect::<Vec<_>>().iter());
+    let folded = fold(&log);
+    let actual = actual(&records, &pods);
+    let mut differences = compare(&folded, &actual);
+    let told: BTreeSet<RcId> = differences.iter().map(Difference::controller).collect();
+    let hashes = hashes(&records);
+    let edited = compare_records(&folded, &hashes).into_iter();
+    differences.extend(edited.filter(|difference| !told.contains(&difference.controller())));
+    let queues = stored_queues(&under(&key::queues()));
+    let queue_differences = compare_queues(&folded, &queues);
+    Ok(LogAndState { entries, log, folded, actual, hashes, differences, queues, queue_differences })
+}
+
+pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
+    let LogAndState { entries, log, folded, differences, queue_differences, .. } =
+        log_and_state(context).await?;
+    let (unknown, differences): (Vec<_>, Vec<_>) = differences
+        .into_iter()
+        .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
+    let orphaned_allocations = allocations::allocations_of(&entries).orphaned_allocations;
+    let leaked = |orphaned: &OrphanedAllocation| json!({"node": orphaned.node, "pod_id": orphaned.pod, "replication_controller_id": orphaned.owner});
+    let shown = json!({
+        "records": log.len(),
+        "leaked_promises": orphaned_allocations.iter().map(leaked).collect::<Vec<_>>(),
+        "controllers": folded.controllers.len(),
+        "differences": differences,
+        "queues": folded.queues.len(),
+        "queue_differences": queue_differences,
+        "gaps": folded.gaps,
+        "not_in_log": unknown,
+        "records_without_controller": folded.unattributed,
+    });
+    let is_same = differences.is_empty() && queue_differences.is_empty();
+    let is_clean = is_same && folded.gaps.is_empty() && orphaned_allocations.is_empty();
+    context.show(&shown, || {
+        let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
+        for queue in &queue_differences {
+            text.push_str(&format!("differs: {}\n", queue_words(queue)));
+        }
+        if !is_same {
+            text.push_str(
+                "what differs was changed by another program or by hand; to accept it: rcfarm audit acknowledge\n",
+            );
+        }
+        for gap in &folded.gaps {
+            text.push_str(&format!("gap: audit_logs/{}: {}\n", gap.record, gap.what));
+        }
+        for orphaned in &orphaned_allocations {
+            text.push_str(&format!(
+                "leak: {}: rcfarm rc orphans --remove\n",
+                allocations::describe(orphaned)
+            ));
+        }
+        if !unknown.is_empty() {
+            let count = unknown.len();
+            text.push_str(&format!("{count} controllers were not placed by rcfarm yet\n"));
+        }
+        let (log, controllers) = (log.len(), folded.controllers.len());
+        let verdict = if is_clean { "agree" } else { "do not agree" };
+        text.push_str(&format!(
+            "{log} records and the state of {controllers} controllers {verdict}\n"
+        ));
+        text
+    })?;
+    Ok(if is_clean { CliExit::Ok } else { CliExit::Found })
+}
+
+fn queue_words(queue: &QueueName) -> String {
+    format!("queue {queue}: its spec is not the one that was logged last")
+}
+
+/// Writes a record for each controller and queue whose state the log does not give: from then on the log has it. Each is guarded
+/// by the controller's record.
+pub(super) async fn acknowledge(
+    context: &CommandContext,
+    args: &AcknowledgeArgs,
+) -> anyhow::Result<CliExit> {
+    let only = controller(context, args.rc.as_deref()).await?;
+    let LogAndState {
+        entries,
+        folded,
+        actual,
+        hashes,
+        differences,
+        queues,
+        mut queue_differences,
+        ..
+    } = log_and_state(context).await?;
+    let mut found: BTreeMap<RcId, Vec<String>> = BTreeMap::new();
+    for difference in differences {
+        if !matches!(difference, Difference::NotInLog { .. }) {
+            found.entry(difference.controller()).or_default().push(difference.to_string());
+        }
+    }
+    for gap in folded.gaps {
+        if let Some(controller) = gap.controller {
+            found.entry(controller).or_default().push(gap.what);
+        }
+    }
+    found.retain(|controller, _| only.is_none_or(|only| only == *controller));
+    for (controller, differences) in &found {
+        if args.dry_run {
+            break;
+        }
+        let Actual { nodes, desired } = actual.get(controller).cloned().unwrap_or_default();
+        let key = key::rc(*controller);
+        let stored = entries.iter().find(|entry| entry.key == key.as_str());
+        let guard = match stored {
+            Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
+            None => Op::CheckNotExists { key },
+        };
+        let details = Details::ChangeAcknowledged(ChangeAcknowledged {
+            replication_controller_id: *controller,
+            actor: context.actor(),
+            reason: "Requested".to_owned(),
+            nodes,
+            desired_after: desired,
+            record: hashes.get(controller).cloned(),
+            differences: differences.clone(),
+        });
+        context.commit([guard], &details, None).await?.map_err(|_| {
+            failure(format!("{controller} changed meanwhile"), "run the command again")
+        })?;
+    }
+    if only.is_some() {
+        queue_differences.clear();
+    }
+    for queue in queue_differences.iter().filter(|_| !args.dry_run) {
+        let key = key::queue(queue);
+        let guard = match entries.iter().find(|entry| entry.key == key.as_str()) {
+            Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
+            None => Op::CheckNotExists { key },
+        };
+        let details = Details::QueueChanged(QueueChange {
+            queue: queue.clone(),
+            actor: context.actor(),
+            reason: "Acknowledged".to_owned(),
+            farm: None,
+            before: folded.queues.get(queue).cloned().flatten(),
+            after: queues.get(queue).and_then(|spec| serde_json::to_value(spec).ok()),
+        });
+        context.commit([guard], &details, None).await?.map_err(|_| {
+            failure(format!("queue {queue} changed meanwhile"), "run the command again")
+        })?;
+    }
+    let shown =
+        json!({"acknowledged": found, "queues": queue_differences, "dry_run": args.dry_run});
+    context.show(&shown, || {
+        let would = if args.dry_run { "would accept" } else { "accepted" };
+        let mut text = String::new();
+        for words in found.values().flatten() {
+            text.push_str(&format!("{would}: {words}\n"));
+        }
+        for queue in &queue_differences {
+            text.push_str(&format!("{would}: {}\n", queue_words(queue)));
+        }
+        text.push_str(&format!("{would} the state of {} controllers", found.len()));
+        if !queue_differences.is_empty() {
+            text.push_str(&format!(" and {} queues", queue_differences.len()));
+        }
+        text
+    })
+}
+
+/// The state of each controller in its record and its pods' labels.
+fn actual(records: &[Entry], pods: &[Entry]) -> BTreeMap<RcId, Actual> {
+    let mut actual: BTreeMap<RcId, Actual> = BTreeMap::new();
+    for entry in records {
+        let Some(Ok(id)) = key::rcs().tail(&entry.key).map(str::parse) else { continue };
+        let desired = RcRecord::decode(&entry.value).ok().map(|record| record.replicas_desired);
+        actual.entry(id).or_default().desired = desired;
+    }
+    for (place, pod) in ClusterSnapshot::of(pods).pods.iter() {
+        if let Some(rc) = pod.value.rc {
+            actual.entry(rc).or_default().nodes.insert(place.node.clone());
+        }
+    }
+    actual
+}
+
+/// Hash of each controller's record.
+fn hashes(records: &[Entry]) -> BTreeMap<RcId, String> {
+    let hash = |entry: &Entry| {
+        Some((key::rcs().tail(&entry.key)?.parse().ok()?, record_hash(&entry.value)))
+    };
+    records.iter().filter_map(hash).collect()
+}
+
+fn stored_queues(entries: &[Entry]) -> BTreeMap<QueueName, QueueSpec> {
+    let spec = |entry: &Entry| {
+        let name = key::queues().tail(&entry.key)?.parse().ok()?;
+        Some((name, QueueRecord::decode(&entry.value).ok()?.spec))
+    };
+    entries.iter().filter_map(spec).collect()
+}

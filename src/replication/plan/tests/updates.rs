@@ -1,0 +1,59 @@
+//! Updates of a manifest in order.
+
+use super::*;
+
+/// A fixture whose pods have an earlier manifest.
+fn outdated(pods: usize, min_health: Option<u32>) -> Fixture {
+    let mut fixture = Fixture::resting(u32::try_from(pods).unwrap(), pods, pods);
+    (fixture.spec.min_health, fixture.spec.in_order) = (min_health, true);
+    for pod in fixture.pods.values_mut() {
+        pod.intent = Intent::Differs(Index(5));
+    }
+    fixture
+}
+
+fn restarted(plan: &ReplicationPlan) -> Vec<&str> {
+    plan.steps.iter().map(|step| step.pod_ref().node.as_str()).collect()
+}
+
+#[test]
+fn manifest_in_order_restarts_one_pod_and_waits_for_its_health() {
+    for min_health in [None, Some(2)] {
+        let mut fixture = outdated(3, min_health);
+        for n in 0..3 {
+            let plan = fixture.plan();
+            assert_eq!(restarted(&plan), [format!("n{n}")]);
+            fixture = fixture.after(&plan);
+            // Its last report is about the manifest before.
+            let waits = fixture.plan();
+            assert_eq!((restarted(&waits).len(), waits.update_later), (0, 2 - n));
+            let updated = &waits.conditions[3];
+            assert!(!updated.status);
+            assert!(updated.message.ends_with(&format!("not yet healthy: n{n}")), "{updated:?}");
+            fixture.pods.get_mut(&pod_ref(n, "web")).unwrap().unproved = false;
+        }
+        let done = fixture.plan();
+        assert!(done.is_idle() && done.conditions[3].status, "{done:?}");
+    }
+}
+
+#[test]
+fn bad_manifest_takes_one_pod_down_and_its_correction_goes_there_first() {
+    let mut fixture = outdated(3, Some(2));
+    fixture = fixture.after(&fixture.plan());
+    let bad = fixture.pods.get_mut(&pod_ref(0, "web")).unwrap();
+    (bad.unproved, bad.health) = (false, Health::Critical);
+    assert_eq!(restarted(&fixture.plan()), Vec::<&str>::new());
+    fixture.pods.get_mut(&pod_ref(0, "web")).unwrap().intent = Intent::Differs(Index(9));
+    assert_eq!(restarted(&fixture.plan()), ["n0"]);
+}
+
+#[test]
+fn minimum_that_spares_no_pod_is_told() {
+    let plan = outdated(2, Some(2)).plan();
+    assert!(plan.is_idle());
+    assert!(plan.conditions[3].message.contains("raise the count"), "{:?}", plan.conditions[3]);
+    let mut at_once = outdated(2, Some(2));
+    at_once.spec.in_order = false;
+    assert_eq!(restarted(&at_once.plan()), ["n0", "n1"]);
+}
