@@ -146,8 +146,12 @@ impl Global {
     /// The merged settings, and the prefix of all keys. Prints warnings about the settings.
     fn consul_config(&self) -> anyhow::Result<(ConsulConfig, Prefix)> {
         let (mut config, root) = self.settings(|name| std::env::var(name).ok())?;
-        if config.token.is_none() && config.token_file.is_none() {
-            config.token_file = dev_token::find(config.address.as_deref());
+        let has_token = config.token.is_some() || config.token_file.is_some();
+        let address = config.address.as_deref();
+        if let Some(dev) = (!has_token).then(|| dev_token::find(address)).flatten() {
+            // The name may lead to another address of this machine, and the token is for this one.
+            config.address = Some(format!("http://{}", dev.address));
+            config.token_file = Some(dev.token);
         }
         config.warnings.iter().for_each(|warning| self.output().note(warning));
         Ok((config, root))

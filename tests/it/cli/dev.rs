@@ -205,13 +205,10 @@ async fn other_sites_other_machines_and_writers_without_token_are_refused() {
     // The program finds the token by itself, and other tools in the file.
     dev.run(&["label", "set", "node", "node-1", "rack=7"]).await.ok();
     let port = address.rsplit_once(':').unwrap().1;
-    let own = std::fs::metadata("/proc/self/fd").unwrap();
-    let uid = std::os::unix::fs::MetadataExt::uid(&own);
-    let dir = std::path::PathBuf::from(format!("/tmp/rcfarm-dev-{uid}"));
-    let entries = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap());
-    let mut files = entries
-        .filter(|entry| entry.file_name().to_str().unwrap().starts_with(&format!("{port}-")));
-    let file = files.next().unwrap().path();
+    let mut files = std::fs::read_dir(dev.dir.path().join("rcfarm-dev")).unwrap();
+    let file = files.next().unwrap().unwrap().path();
+    let name = file.file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with(&format!("127.0.0.1-{port}-")) && files.next().is_none(), "{name}");
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);

@@ -22,9 +22,10 @@ use super::{Cluster, MANIFEST};
 /// Master token of servers with ACLs.
 pub const MASTER: &str = "9b4b1b76-5b3c-4cf8-9c23-8a2fb8d0c5d1";
 
-/// The built program in `dir`, connected to a Consul.
+/// The built program in `dir`, connected to a Consul. The token of `rcfarm dev` is in `dir` too.
 pub fn program(consul: &str, dir: &Path) -> Program {
-    Program::new(env!("CARGO_BIN_EXE_rcfarm"), consul, dir)
+    let program = Program::new(env!("CARGO_BIN_EXE_rcfarm"), consul, dir);
+    program.with_env("XDG_RUNTIME_DIR", dir.to_str().expect("a path of text"))
 }
 
 /// A cluster with the program. `C` is the server.
