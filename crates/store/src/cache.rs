@@ -354,8 +354,8 @@ impl<T: CacheIndex> Cache<T> {
         }
     }
 
-    /// The pause after a failed read. A list without an answer in time costs Consul as much as one that succeeded. Of a
-    /// blocking query, which was not sent at `sent`, nobody knows how long it waited.
+    /// The pause after a failed read. A list without an answer in time costs Consul as much as one that succeeded.
+    /// `sent`: when a list was sent; `None` for a blocking query, whose wait cannot be told from its cost.
     fn pause_after_failure(
         &self,
         budget: &mut TokenBucket,

@@ -75,9 +75,17 @@ impl Prefix {
         Prefix(format!("{}{below}", self.0).into())
     }
 
-    /// All keys that begin with the first `end` bytes of `key`: the only prefix that need not end in a slash.
-    pub fn beginning(key: &Key, end: usize) -> Prefix {
-        Prefix(key.0[..end].into())
+    /// All keys that begin with the first `end` bytes of `key`: the only prefix that need not end in a slash, and that
+    /// need not keep to the grammar, since others may write other keys. `None`: a URL might not carry it unchanged.
+    pub fn beginning(key: &str, end: usize) -> Option<Prefix> {
+        let text = key.get(..end)?;
+        let (parents, _) = text.rsplit_once('/').unwrap_or_default();
+        let is_carried = !text.starts_with('/')
+            && !text.contains("//")
+            && !text.contains(char::is_control)
+            && text.split('/').all(|segment| !matches!(segment, "." | ".."))
+            && parents.split('/').all(|segment| segment.trim() == segment);
+        is_carried.then(|| Prefix(text.into()))
     }
 
     /// A key that keeps the prefix from being empty: a watch on an empty prefix wakes on unrelated writes
