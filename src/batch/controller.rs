@@ -198,6 +198,7 @@ impl SchedulerController {
                 Some((name, (entry.modify_index, status)))
             })
             .collect();
+        self.show_queues();
         self.caches.catch_up().await?;
         self.chain.caught_up();
         self.to_recount = true;
@@ -389,7 +390,7 @@ impl SchedulerController {
             ];
             (name.to_string(), depths)
         };
-        self.claimed.metrics.farm().set_queues(self.queues.iter().map(depth).collect());
+        self.claimed.metrics.shows_queues(self.queues.iter().map(depth).collect());
     }
 
     /// Writes only the scheduler's status.

@@ -115,7 +115,8 @@ pub struct FarmMetrics {
     commit_seconds: Family<OfKind, Histogram>,
     commits: Family<OfOutcome, Counter>,
     records: Mutex<BTreeMap<(&'static str, RecordId), RecordGauges>>,
-    queues: Mutex<QueueDepths>,
+    /// Depths of the queues of each scheduler record.
+    queues: Mutex<BTreeMap<(&'static str, RecordId), QueueDepths>>,
 }
 
 impl Default for FarmMetrics {
@@ -149,7 +150,7 @@ impl FarmMetrics {
         registry.register("commits", help, self.commits.clone());
         self.register_records(registry);
         let groups = Family::<OfQueue, Gauge>::default();
-        for (queue, depths) in &*lock(&self.queues) {
+        for (queue, depths) in lock(&self.queues).values().flatten() {
             for (phase, count) in depths {
                 let of = OfQueue { queue: queue.clone(), phase };
                 groups.get_or_create(&of).set(signed(*count));
@@ -180,11 +181,6 @@ impl FarmMetrics {
         registry.register("records_quarantined", help, quarantined);
         registry.register("pods", "Pods of the records owned by this farm", pods);
     }
-
-    /// Replaces the depths of all queues.
-    pub fn set_queues(&self, depths: QueueDepths) {
-        *lock(&self.queues) = depths;
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -208,19 +204,14 @@ impl RecordMetrics {
         Arc::new(RecordMetrics { farm, kind, id })
     }
 
-    /// The farm's metrics.
-    pub fn farm(&self) -> &FarmMetrics {
-        &self.farm
-    }
-
-    /// A reconcile has ended.
+    /// Counts a reconcile that took so long.
     pub fn reconciled(&self, outcome: ReconcileOutcome, took: Duration) {
         let (kind, outcome) = (self.kind.to_owned(), outcome.name());
         self.farm.reconciles.get_or_create(&OfOutcome { kind: kind.clone(), outcome }).inc();
         self.farm.reconcile_seconds.get_or_create(&OfKind { kind }).observe(took.as_secs_f64());
     }
 
-    /// A transaction has ended.
+    /// Counts a transaction that took so long, waits for other requests included.
     pub fn committed(&self, outcome: CommitOutcome, took: Duration) {
         let (kind, outcome) = (self.kind.to_owned(), outcome.name());
         self.farm.commits.get_or_create(&OfOutcome { kind: kind.clone(), outcome }).inc();
@@ -231,11 +222,18 @@ impl RecordMetrics {
     pub fn shows(&self, gauges: RecordGauges) {
         lock(&self.farm.records).insert((self.kind, self.id.clone()), gauges);
     }
+
+    /// Replaces the depths of the queues of this scheduler record.
+    pub fn shows_queues(&self, depths: QueueDepths) {
+        lock(&self.farm.queues).insert((self.kind, self.id.clone()), depths);
+    }
 }
 
 impl Drop for RecordMetrics {
     fn drop(&mut self) {
-        lock(&self.farm.records).remove(&(self.kind, self.id.clone()));
+        let record = (self.kind, self.id.clone());
+        lock(&self.farm.records).remove(&record);
+        lock(&self.farm.queues).remove(&record);
     }
 }
 
@@ -262,7 +260,7 @@ mod tests {
         second.shows(RecordGauges { state, is_quarantined: false, pods: pods(4, 4) });
         first.reconciled(ReconcileOutcome::Done, Duration::from_millis(20));
         first.committed(CommitOutcome::Conflict, Duration::from_millis(3));
-        metrics.set_queues([("q".to_owned(), vec![("Pending", 9)])].into());
+        first.shows_queues([("q".to_owned(), vec![("Pending", 9)])].into());
         let text = exposition(&metrics);
         for line in [
             "rcfarm_records{kind=\"rc\",state=\"AsDesired\"} 2",
@@ -277,6 +275,8 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }
         drop(first);
-        assert!(exposition(&metrics).contains("rcfarm_pods{kind=\"rc\",count=\"desired\"} 4\n"));
+        let text = exposition(&metrics);
+        assert!(text.contains("rcfarm_pods{kind=\"rc\",count=\"desired\"} 4\n"), "{text}");
+        assert!(!text.contains("rcfarm_queue_groups{"), "another farm has the record now: {text}");
     }
 }

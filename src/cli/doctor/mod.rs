@@ -197,7 +197,7 @@ async fn other_farms(context: &CommandContext) -> Check {
             Verdict::Warn,
             "farms",
             format!(
-                "none of rcfarm is running; {count} controllers are owned by another program's (p2?)"
+                "none of rcfarm is running; farms of another program, such as p2, own {count} controllers"
             ),
             "jobs and queues need one: rcfarm farm run",
         ),

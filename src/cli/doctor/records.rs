@@ -9,9 +9,12 @@ use crate::cli::rc::allocations;
 use crate::daemon::kind_specs;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::ids::{Namespaced, QueueName};
+use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::manifest::{Manifest, check_for_p2};
 use rcfarm_api::rc::spec::RcRecord;
-use rcfarm_api::{Stored, key};
+use rcfarm_api::rc::status::RcStatus;
+use rcfarm_api::scheduler::status::SchedulerStatus;
+use rcfarm_api::{Stored, Timestamp, key};
 use rcfarm_store::{Entry, Prefix, StoreError};
 
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
@@ -25,6 +28,10 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
             Err(error) => failed(check.title, &error),
         });
     }
+    checks.push(match quarantined(context).await {
+        Ok(check) => check,
+        Err(error) => failed("quarantine", &error),
+    });
     checks.push(match readable_by_p2(context).await {
         Ok(check) => check,
         Err(error) => failed("manifests", &error),
@@ -60,6 +67,38 @@ async fn entries(context: &CommandContext, prefix: Prefix) -> Result<Vec<Entry>,
     let mut entries = context.list(&prefix).await?;
     entries.retain(|entry| !prefix.is_sentinel(&entry.key));
     Ok(entries)
+}
+
+/// Names the records that their owners leave alone for a while, because they kept failing.
+async fn quarantined(context: &CommandContext) -> Result<Check, StoreError> {
+    let now = context.now();
+    let mut found = Vec::new();
+    let mut take = |key: &str, until: Option<Timestamp>, why: Option<String>| {
+        if let Some(until) = until.filter(|until| *until > now) {
+            found.push(format!("{key} until {until:.0}: {}", why.unwrap_or_default()));
+        }
+    };
+    for entry in entries(context, key::rc_statuses()).await? {
+        let Ok(status) = RcStatus::decode(&entry.value) else { continue };
+        take(&entry.key, status.quarantined_until, status.last_error);
+    }
+    for entry in entries(context, key::job_statuses()).await? {
+        let Ok(status) = JobStatus::decode(&entry.value) else { continue };
+        take(&entry.key, status.quarantined_until, status.last_error);
+    }
+    for entry in entries(context, key::scheduler_statuses()).await? {
+        let Ok(status) = SchedulerStatus::decode(&entry.value) else { continue };
+        take(&entry.key, status.quarantined_until, status.last_error);
+    }
+    Ok(match found.is_empty() {
+        true => Check::ok("quarantine", "no record is left alone"),
+        false => Check::bad(
+            Verdict::Warn,
+            "quarantine",
+            format!("{} kept failing and are left alone: {}", found.len(), found.join("; ")),
+            "see to the cause; its owner tries again at that time",
+        ),
+    })
 }
 
 /// Whether p2's programs can read the manifests of all controllers: a p2 farm does not start beside one that it cannot.

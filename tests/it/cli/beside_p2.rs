@@ -29,7 +29,7 @@ async fn rc_list_and_doctor_see_a_farm_of_p2() {
     assert_eq!((&row["replicas"]["current"], &row["replicas"]["healthy"]), (&2.into(), &1.into()));
     let doctor = cluster.json(&["doctor"]).await;
     let farms = doctor.as_array().unwrap().iter().find(|check| check["check"] == "farms").unwrap();
-    assert!(farms["detail"].as_str().unwrap().contains("1 controllers are owned"), "{farms}");
+    assert!(farms["detail"].as_str().unwrap().contains("own 1 controllers"), "{farms}");
 }
 
 #[tokio::test]

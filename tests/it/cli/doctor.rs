@@ -1,9 +1,12 @@
 //! `rcfarm doctor`.
 
 use crate::harness::{HttpCluster, MASTER, RealCluster, program};
+use rcfarm_api::Stored as _;
+use rcfarm_api::rc::status::RcStatus;
 use rcfarm_store::Prefix;
 use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::wait::until;
+use serde_json::json;
 
 #[tokio::test]
 async fn a_fresh_server_is_well_but_for_the_missing_farm() {
@@ -48,6 +51,29 @@ async fn what_is_wrong_comes_with_a_remedy() {
     let gone = program("127.0.0.1:1", cluster.dir.path()).run(&["doctor"]).await;
     assert_eq!(gone.code, 1);
     assert!(gone.stdout.contains("CONSUL_HTTP_ADDR"), "{gone:?}");
+}
+
+#[tokio::test]
+async fn quarantined_records_are_named() {
+    let cluster = HttpCluster::new().await;
+    let until = "2100-01-01T00:00:00Z";
+    let rc = cluster.create(&[]).await;
+    let mut status = RcStatus::default();
+    status.quarantined_until = Some(until.parse().unwrap());
+    status.last_error = Some("it panicked".to_owned());
+    cluster.put(format!("status/replication_controllers/{rc}/rcfarm"), status.encode()).await;
+    let status = json!({"quarantinedUntil": until, "lastError": "no such field"});
+    cluster.put("rcfarm/job_status/default/mnist", status.to_string()).await;
+    let over = json!({"quarantinedUntil": "2020-01-01T00:00:00Z"});
+    cluster.put("rcfarm/job_status/default/over", over.to_string()).await;
+    let checks = cluster.json(&["doctor"]).await;
+    let mut all = checks.as_array().unwrap().iter();
+    let found = all.find(|check| check["check"] == "quarantine").unwrap();
+    let detail = found["detail"].as_str().unwrap();
+    for words in [&rc, "it panicked", "rcfarm/job_status/default/mnist", "no such field", "2100"] {
+        assert!(detail.contains(words), "{detail}");
+    }
+    assert!(found["result"] == "warn" && !detail.contains("default/over"), "{found}");
 }
 
 #[tokio::test]
