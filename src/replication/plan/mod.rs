@@ -407,10 +407,20 @@ pub fn may_change_allocations(observed: &ReplicationObserved, free_nodes: usize)
     let is_allocated = |pod_ref: &PodRef| {
         observed.capacities.of(&pod_ref.node).allocated.pods.contains_key(&pod_ref.pod)
     };
+    // What the RC that gives a pod away has allocated for it is freed.
+    let frees = || {
+        let id = spec.manifest.id();
+        let has_allocation = |(node, ..): (&NodeName, _, _)| {
+            observed.capacities.of(node).allocated.pods.contains_key(id)
+        };
+        observed.takeable().into_iter().any(has_allocation)
+    };
     let adds = free_nodes > 0 && observed.pods.len() < spec.replicas_desired as usize;
     let removes = observed.pods.len() > spec.replicas_desired as usize;
     !spec.disabled
-        && (!spec.resources().is_zero() || observed.pods.keys().any(is_allocated))
+        && (!spec.resources().is_zero()
+            || observed.pods.keys().any(is_allocated)
+            || (adds && frees()))
         && (adds || removes || !repair_steps(observed, &[]).is_empty())
 }
 

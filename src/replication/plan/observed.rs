@@ -228,7 +228,9 @@ impl ReplicationObserved {
             look_up(&pod_ref.node);
         }
         let wanted = self.nodes_wanted();
-        let mut free = self.takeable().len();
+        // Pods are taken over where some are missing; one that only moves needs a free node.
+        let is_missing = self.pods.len() < self.spec.replicas_desired as usize;
+        let mut free = if is_missing { self.takeable().len() } else { 0 };
         if wanted > free {
             for node in self.open_nodes().nodes {
                 free += usize::from(look_up(node) != SlotState::Other);

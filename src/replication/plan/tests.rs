@@ -34,6 +34,7 @@ struct Fixture {
     synced: bool,
     locked: bool,
     only_eligible: bool,
+    surplus: BTreeMap<RcId, SurplusPods>,
 }
 
 fn node(n: usize) -> NodeName {
@@ -102,6 +103,21 @@ fn surplus_is_not_taken_while_a_tree_is_suspicious() {
 }
 
 #[test]
+fn a_move_does_not_start_towards_the_surplus_of_another_rc() {
+    let mut fixture = Fixture::resting(1, 1, 2);
+    fixture.spec.strategy = Allocation::Dynamic;
+    fixture.readiness.insert(node(0), NodeReadiness::Draining);
+    fixture.only_eligible = true;
+    let mut observed = fixture.observed();
+    let old =
+        SurplusPods { record: Index(77), surplus: 1, pods: [(node(1), pod(&spec(0), 1))].into() };
+    observed.surplus.insert(RcId(uuid::Uuid::from_u128(8)), old);
+    let slot = |at: &NodeName| if *at == node(1) { SlotState::Other } else { SlotState::Nobody };
+    assert_eq!(observed.look_up_slots(slot), 0);
+    assert!(!matches!(plan(&observed).transfer, TransferPlan::Start(_)), "{:?}", plan(&observed));
+}
+
+#[test]
 fn a_removal_leaves_no_intent_behind_that_was_not_seen() {
     let spec = spec(0);
     let pod = RcPod { intent: Intent::Missing, ..pod(&spec, 1) };
@@ -125,6 +141,7 @@ impl Fixture {
             synced: true,
             locked: false,
             only_eligible: false,
+            surplus: BTreeMap::new(),
         }
     }
 
@@ -148,7 +165,7 @@ impl Fixture {
             not_ready: self.readiness.clone(),
             unfit: BTreeMap::new(),
             slots: BTreeMap::new(),
-            surplus: BTreeMap::new(),
+            surplus: self.surplus.clone(),
             capacities: self.capacities.clone(),
             allowed_actions: self.allowed_actions,
             transfer: TransferConditions {
@@ -175,6 +192,12 @@ impl Fixture {
         let mut after = self.clone();
         for (n, step) in plan.steps.iter().enumerate() {
             writes::apply(&mut after.pods, &self.spec, step, Index(1_000 + n as u64));
+            if let PodStep::TakeOver { pod_ref, from, .. } = step {
+                let old = after.surplus.get_mut(from).expect("a pod is taken from surplus");
+                assert!(old.pods.remove(&pod_ref.node).is_some() && old.surplus > 0);
+                old.surplus -= 1;
+                after.occupied.remove(&pod_ref.node);
+            }
         }
         let limits = TxnLimits { ops: usize::MAX, bytes: usize::MAX };
         let batch = next_batch(&self.spec, &plan.steps, limits, &self.capacities);
@@ -224,6 +247,8 @@ prop_compose! {
         (synced, locked, in_order) in prop::array::uniform3(prop::bool::ANY).prop_map(|[a, b, c]| (a, b, c)),
         want in 0u64..3,
         cpus in prop::collection::vec((0u64..5, 0u64..4, 0u64..3), 10),
+        given in prop::collection::btree_map(0usize..10, prop::bool::ANY, 0..4),
+        surplus in 0usize..3,
     ) -> Fixture {
         let mut fixture = Fixture::resting(desired, 0, 0);
         for (pod_ref, pod) in pods {
@@ -233,11 +258,23 @@ prop_compose! {
             }
         }
         let taken = |n: &usize| fixture.pods.contains_key(&pod_ref(*n, "web"));
+        // Pods of a disabled RC, of which it does not want some.
+        let given = given.into_iter().filter(|(n, _)| !taken(n));
+        let given: BTreeMap<NodeName, RcPod> = given
+            .map(|(n, is_passing)| {
+                let health = if is_passing { Health::Passing } else { Health::Critical };
+                (node(n), RcPod { health, ..pod(&spec(0), n as u64) })
+            })
+            .collect();
+        let giver = RcId(uuid::Uuid::from_u128(8));
         fixture.occupied = occupied
             .into_iter()
             .filter(|(n, _)| !taken(n))
             .map(|(n, ours)| (node(n), if ours { SlotState::Ours(Index(5)) } else { SlotState::Other }))
+            .chain(given.keys().map(|node| (node.clone(), SlotState::Other)))
             .collect();
+        let is_given = |n: usize| given.contains_key(&node(n));
+        let own_of_giver = |n: usize| is_given(n).then_some(AllocationOwner::Rc(giver));
         fixture.eligible = eligible.into_iter().map(node).collect();
         fixture.allowed_actions = [AllowedActions::Full, AllowedActions::Full, AllowedActions::NoRemoval, AllowedActions::Nothing][allowed_actions];
         fixture.spec.strategy = if dynamic { Allocation::Dynamic } else { Allocation::Static };
@@ -260,7 +297,14 @@ prop_compose! {
             for pod_ref in fixture.pods.keys().filter(|pod_ref| pod_ref.node == node(n)) {
                 let _ = room.allocate(&pod_ref.pod, &fixture.spec.owner(), &cpu(own));
             }
+            if let Some(giver) = own_of_giver(n) {
+                let _ = room.allocate(fixture.spec.manifest.id(), &giver, &cpu(own));
+            }
             fixture.capacities.insert(node(n), room);
+        }
+        if surplus > 0 && !given.is_empty() {
+            let surplus = SurplusPods { record: Index(77), surplus: surplus.min(given.len()), pods: given };
+            fixture.surplus.insert(giver, surplus);
         }
         fixture
     }
@@ -311,6 +355,11 @@ proptest! {
                 prop_assert!(fixture.eligible.contains(&pod_ref.node));
                 prop_assert_eq!(fixture.readiness(&pod_ref.node), NodeReadiness::Ready);
                 prop_assert_ne!(fixture.occupied.get(&pod_ref.node), Some(&SlotState::Other));
+                prop_assert!(fixture.pods.keys().all(|other| other.node != pod_ref.node));
+            }
+            if let PodStep::TakeOver { pod_ref, .. } = step {
+                prop_assert!(fixture.eligible.contains(&pod_ref.node));
+                prop_assert_eq!(fixture.readiness(&pod_ref.node), NodeReadiness::Ready);
                 prop_assert!(fixture.pods.keys().all(|other| other.node != pod_ref.node));
             }
         }
