@@ -1,9 +1,8 @@
 //! `rcfarm audit …`: the audit log.
 //!
-//! Keys read: the audit log, the records of controllers, pods' labels, allocations. Keys written: `acknowledge` adds
-//! records; `prune` adds a
-//! checkpoint to the log and then deletes older records. Farms and commands append records. A crash of `prune` between
-//! the two leaves more records than necessary; the next `prune` deletes them.
+//! Keys read: the audit log, records and statuses of controllers, pods' labels, allocations. Keys written: `acknowledge`
+//! adds records; `prune` adds a checkpoint to the log and then deletes older records. Farms and commands append records.
+//! A crash of `prune` between the two leaves more records than necessary; the next `prune` deletes them.
 
 mod verify;
 
@@ -128,33 +127,57 @@ fn is_of_queue(details: &Details, queue: &QueueName) -> bool {
     }
 }
 
-/// Whether a text among the details is the node, or ends in `@node` as members of jobs do.
-fn names_node(details: &serde_json::Value, node: &NodeName) -> bool {
+/// Whether the details name this node.
+fn is_of_node(details: &Details, node: &NodeName) -> bool {
+    let is_member =
+        |text: &String| text.rsplit_once('@').is_some_and(|(_, at)| at == node.as_str());
     match details {
-        serde_json::Value::String(text) => {
-            text == node.as_str()
-                || text.rsplit_once('@').is_some_and(|(_, at)| at == node.as_str())
+        Details::Retarget(d) => {
+            let own = [&d.nodes_added, &d.nodes_removed, &d.nodes_repaired];
+            d.nodes.iter().chain(own).any(|nodes| nodes.contains(node))
         }
-        serde_json::Value::Array(all) => all.iter().any(|value| names_node(value, node)),
-        serde_json::Value::Object(all) => all.values().any(|value| names_node(value, node)),
+        Details::NodeTransferStart(d)
+        | Details::NodeTransferCompletion(d)
+        | Details::NodeTransferRollback(d) => {
+            d.old_node == *node || d.new_node.as_ref() == Some(node)
+        }
+        Details::ControllerDeleted(d) => d.orphans.contains(node),
+        // Labels of a node, and of a pod: `<node>/<pod>`.
+        Details::LabelsChanged(d) => match d.kind.as_str() {
+            "node" => d.id == node.as_str(),
+            "pod" => d.id.split_once('/').is_some_and(|(at, _)| at == node.as_str()),
+            _ => false,
+        },
+        Details::OrphansRemoved(d) => d.nodes.contains(node),
+        Details::NodeDrained(d) | Details::NodeUndrained(d) | Details::NodeRemoved(d) => {
+            d.node == *node
+        }
+        Details::ChangeAcknowledged(d) => d.nodes.contains(node),
+        Details::JobStep(d) => {
+            let all = [&d.pods_added, &d.pods_removed, &d.pods_adopted, &d.pods_released];
+            all.into_iter().flatten().any(is_member)
+        }
+        // Retargets by p2.
+        Details::Other(_, json) => json["nodes"]
+            .as_array()
+            .is_some_and(|nodes| nodes.iter().any(|name| name == node.as_str())),
         _ => false,
     }
 }
 
 impl Filter {
     fn wants(&self, record: &AuditRecord) -> bool {
-        self.since.is_none_or(|since| record.timestamp >= since)
-            && self.rc.is_none_or(|rc| {
-                record.details().ok().and_then(|details| details.controller()) == Some(rc)
-            })
-            && self
-                .job
-                .as_ref()
-                .is_none_or(|job| record.details().is_ok_and(|details| is_of_job(&details, job)))
-            && self.queue.as_ref().is_none_or(|queue| {
-                record.details().is_ok_and(|details| is_of_queue(&details, queue))
-            })
-            && self.node.as_ref().is_none_or(|node| names_node(&record.event_details, node))
+        if self.since.is_some_and(|since| record.timestamp < since) {
+            return false;
+        }
+        if self.rc.is_none() && self.job.is_none() && self.queue.is_none() && self.node.is_none() {
+            return true;
+        }
+        let Ok(details) = record.details() else { return false };
+        self.rc.is_none_or(|rc| details.controller() == Some(rc))
+            && self.job.as_ref().is_none_or(|job| is_of_job(&details, job))
+            && self.queue.as_ref().is_none_or(|queue| is_of_queue(&details, queue))
+            && self.node.as_ref().is_none_or(|node| is_of_node(&details, node))
     }
 }
 
@@ -465,8 +488,65 @@ async fn write(
 
 #[cfg(test)]
 mod tests {
+    use super::verify::{guards, shortened};
     use super::*;
+    use rcfarm_api::audit::{Actor, EventType, LabelsChange};
     use rcfarm_store::time::IdSource;
+
+    #[test]
+    fn records_are_chosen_by_the_nodes_that_they_name() {
+        let node: NodeName = "n1".parse().unwrap();
+        let labels = |kind: &str, id: &str| {
+            Details::LabelsChanged(LabelsChange {
+                kind: kind.to_owned(),
+                id: id.to_owned(),
+                actor: Actor::Farm,
+                reason: "n1".to_owned(),
+                set: [("rack".to_owned(), "n1".to_owned())].into(),
+                removed: BTreeMap::new(),
+            })
+        };
+        for (kind, id, is_named) in [
+            ("node", "n1", true),
+            ("pod", "n1/web", true),
+            ("pod", "n2/n1", false),
+            ("node", "n2", false),
+            ("rolls", "n1", false),
+        ] {
+            assert_eq!(is_of_node(&labels(kind, id), &node), is_named, "{kind} {id}");
+        }
+        let by_p2 = Details::Other(EventType::Retarget, json!({"nodes": ["n1"], "pod_id": "n2"}));
+        assert!(is_of_node(&by_p2, &node) && !is_of_node(&by_p2, &"n2".parse().unwrap()));
+    }
+
+    #[test]
+    fn acknowledge_is_refused_once_a_farm_has_changed_the_status() {
+        let controller = RcId(Uuid::from_u128(7));
+        let (record, status) = (key::rc(controller), key::rc_status(controller));
+        let entry = |key: &Key, index| Entry {
+            key: key.to_string(),
+            value: bytes::Bytes::new(),
+            flags: 0,
+            create_index: Index(1),
+            modify_index: Index(index),
+            lock_index: 0,
+            session: None,
+        };
+        let known = Op::CheckIndex { key: record.clone(), index: Index(5) };
+        let absent = Op::CheckNotExists { key: status.clone() };
+        assert_eq!(guards(controller, &[entry(&record, 5)]), [known.clone(), absent]);
+        let seen = Op::CheckIndex { key: status.clone(), index: Index(6) };
+        let entries = [entry(&record, 5), entry(&status, 6)];
+        assert_eq!(guards(controller, &entries), [known, seen]);
+    }
+
+    #[test]
+    fn acknowledged_differences_are_bounded() {
+        let all: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+        let some = shortened(&all);
+        assert_eq!((some.len(), some[32].as_str()), (33, "and 68 more"));
+        assert_eq!(shortened(&all[..32]), all[..32]);
+    }
 
     #[test]
     fn records_are_chosen_by_the_time_in_their_keys() {

@@ -19,7 +19,7 @@ use rcfarm_api::ids::{QueueName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
 use rcfarm_api::rc::spec::RcRecord;
-use rcfarm_store::{Entry, Op};
+use rcfarm_store::{Entry, Key, Op};
 
 /// The log and the state at one moment.
 struct LogAndState {
@@ -38,7 +38,7 @@ struct LogAndState {
 async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> {
     // In one transaction: prefixes read one after the other differ while a farm writes.
     let logs = [key::audit_logs(), key::namespaced_audit_logs()];
-    let records = [key::rcs(), key::queues()];
+    let records = [key::rcs(), key::rc_statuses(), key::queues()];
     let trees = logs.iter().cloned().chain(records).chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &rcfarm_store::Prefix| {
@@ -118,8 +118,8 @@ fn queue_words(queue: &QueueName) -> String {
     format!("queue {queue}: its spec is not the one that was logged last")
 }
 
-/// Writes a record for each controller and queue whose state the log does not give: from then on the log has it. Each is guarded
-/// by the controller's record.
+/// Writes a record for each controller and queue whose state the log does not give: from then on the log has it. Each
+/// is guarded by what it is about.
 pub(super) async fn acknowledge(
     context: &CommandContext,
     args: &AcknowledgeArgs,
@@ -152,12 +152,6 @@ pub(super) async fn acknowledge(
             break;
         }
         let Actual { nodes, desired } = actual.get(controller).cloned().unwrap_or_default();
-        let key = key::rc(*controller);
-        let stored = entries.iter().find(|entry| entry.key == key.as_str());
-        let guard = match stored {
-            Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
-            None => Op::CheckNotExists { key },
-        };
         let details = Details::ChangeAcknowledged(ChangeAcknowledged {
             replication_controller_id: *controller,
             actor: context.actor(),
@@ -165,9 +159,9 @@ pub(super) async fn acknowledge(
             nodes,
             desired_after: desired,
             record: hashes.get(controller).cloned(),
-            differences: differences.clone(),
+            differences: shortened(differences),
         });
-        context.commit([guard], &details, None).await?.map_err(|_| {
+        context.commit(guards(*controller, &entries), &details, None).await?.map_err(|_| {
             failure(format!("{controller} changed meanwhile"), "run the command again")
         })?;
     }
@@ -175,11 +169,7 @@ pub(super) async fn acknowledge(
         queue_differences.clear();
     }
     for queue in queue_differences.iter().filter(|_| !args.dry_run) {
-        let key = key::queue(queue);
-        let guard = match entries.iter().find(|entry| entry.key == key.as_str()) {
-            Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
-            None => Op::CheckNotExists { key },
-        };
+        let guard = unchanged(key::queue(queue), &entries);
         let details = Details::QueueChanged(QueueChange {
             queue: queue.clone(),
             actor: context.actor(),
@@ -209,6 +199,30 @@ pub(super) async fn acknowledge(
         }
         text
     })
+}
+
+/// The operations that fail if a controller has changed since these entries were read. A farm replaces the status in
+/// each transaction that changes the controller's pods.
+pub(super) fn guards(controller: RcId, entries: &[Entry]) -> [Op; 2] {
+    [key::rc(controller), key::rc_status(controller)].map(|key| unchanged(key, entries))
+}
+
+/// The operation that fails if a key has changed since these entries were read.
+fn unchanged(key: Key, entries: &[Entry]) -> Op {
+    match entries.iter().find(|entry| entry.key == key.as_str()) {
+        Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
+        None => Op::CheckNotExists { key },
+    }
+}
+
+/// Differences listed in an audit record. A record that names one per pod would not fit into a transaction.
+const DIFFERENCES_LISTED: usize = 32;
+
+/// The first differences, and the number of the others.
+pub(super) fn shortened(differences: &[String]) -> Vec<String> {
+    let more = differences.len().saturating_sub(DIFFERENCES_LISTED);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    differences.iter().take(DIFFERENCES_LISTED).cloned().chain(more).collect()
 }
 
 /// The state of each controller in its record and its pods' labels.

@@ -262,7 +262,7 @@ pub struct DeletionConfirmed {
 /// A user accepted the state of a controller that was changed without a record, by p2's programs or by hand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeAcknowledged {
-    /// The controller.
+    /// Controller whose state was accepted.
     pub replication_controller_id: RcId,
     /// Who accepted it.
     pub actor: Actor,
@@ -275,7 +275,7 @@ pub struct ChangeAcknowledged {
     /// [`record_hash`] of the record. `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<String>,
-    /// What differed, in words.
+    /// What differed, in words; of many differences the first, and the number of the others.
     #[serde(default)]
     pub differences: Vec<String>,
 }
