@@ -91,6 +91,11 @@ impl CommandContext {
         self.out.note(text.as_ref());
     }
 
+    /// Prints an error on stderr that is not the command's last.
+    pub(super) fn report(&self, error: &anyhow::Error) {
+        super::failure::report(error, None, self.out.is_coloured);
+    }
+
     /// Lists the entries below a prefix.
     pub(super) async fn list(&self, prefix: &Prefix) -> Result<Vec<Entry>, StoreError> {
         Ok(self.store.list(prefix, Query::PLAIN).await?.value)

@@ -18,7 +18,7 @@ pub enum CliExit {
     Changes,
     /// `plan` or `rc plan` failed. They use 1 for changes.
     PlanFailed,
-    /// `audit verify` found a difference, or the job of `job wait` ended in another state.
+    /// `audit verify` found a difference, or the job of `job wait` or `job run --follow` ended in another state.
     Found,
 }
 
@@ -34,10 +34,10 @@ impl CliExit {
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `plan`, `rc plan` and `audit verify` found nothing
-  1  failed, or the arguments are wrong; nothing was changed unless the message says so.
+  1  failed, or the arguments are wrong; nothing was changed unless the output says so.
      Of `plan` and `rc plan`: there are changes to make
-  2  `audit verify` found differences, or the job that `job wait` waited for has ended otherwise.
-     Of `plan` and `rc plan`: failed, or the arguments are wrong";
+  2  `audit verify` found differences, or the job of `job wait` or `job run --follow` has ended
+     otherwise than asked for. Of `plan` and `rc plan`: failed, or the arguments are wrong";
 
 impl From<CliExit> for ExitCode {
     fn from(exit: CliExit) -> ExitCode {

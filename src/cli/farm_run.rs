@@ -89,7 +89,7 @@ pub enum DiscoveryArg {
 pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Result<CliExit> {
     args.log.init()?;
     let settings = args.settings()?;
-    let scheduler = args.scheduler()?;
+    let (scheduler, scheduler_shown) = args.scheduler()?;
     let env = clients.env()?;
     let discovery: Arc<dyn Discovery> = match args.service_discovery {
         DiscoveryArg::None => Arc::new(NoDiscovery),
@@ -97,7 +97,7 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
     };
     let shutdown = CancellationToken::new();
     info!(farm = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
-        selector = %settings.selector, scheduler = args.scheduler_shown(), "starting");
+        selector = %settings.selector, scheduler = scheduler_shown, "starting");
     let heartbeats = env.keeper.heartbeats();
     let farm = Farm::of_all_kinds(settings, env, scheduler, discovery);
     if let Some(address) = &args.http {
@@ -154,15 +154,10 @@ impl FarmRunArgs {
         })
     }
 
-    /// The scheduler for the log, without user and password.
-    fn scheduler_shown(&self) -> String {
-        let address = RemoteScheduler::new(&self.scheduler).ok().and_then(|s| s.address());
-        address.unwrap_or_else(|| "labels".to_owned())
-    }
-
-    fn scheduler(&self) -> anyhow::Result<MakeScheduler> {
+    /// The scheduler, and its address for the log, without user and password.
+    fn scheduler(&self) -> anyhow::Result<(MakeScheduler, String)> {
         if self.scheduler == "labels" {
-            return Ok(by_labels());
+            return Ok((by_labels(), self.scheduler.clone()));
         }
         let remote = RemoteScheduler::new(&self.scheduler).map_err(|error| {
             failure(error.to_string(), "--scheduler labels, or http://host:port")
@@ -171,7 +166,8 @@ impl FarmRunArgs {
             scheduler = remote.address(),
             "it is asked for replication controllers alone: gangs of jobs are placed by room (docs/guide/custom-scheduler.md)"
         );
-        Ok(Box::new(|_| Arc::new(remote)))
+        let address = remote.address().unwrap_or_default();
+        Ok((Box::new(|_| Arc::new(remote)), address))
     }
 }
 

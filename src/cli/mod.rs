@@ -181,8 +181,9 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
             *address = Some(clients.address().to_owned());
             node_run::run(*args, clients).await
         }
-        Command::Node(NodeCommand::Shim { dir }) => node_run::run_shim(&dir),
-        Command::Node(NodeCommand::Exec) => node_run::run_exec(),
+        Command::Node(NodeCommand::Shim { .. } | NodeCommand::Exec) => {
+            unreachable!("they run without an async runtime")
+        }
         Command::Node(NodeCommand::Other(command)) => node::run(&context()?, command).await,
         Command::Pod(command) => pod::run(&context()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,

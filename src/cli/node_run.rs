@@ -94,8 +94,10 @@ fn ports(text: &str) -> Result<GivenPorts, String> {
 
 /// A number of bytes.
 fn any_bytes(text: &str) -> Result<u64, String> {
-    let parsed: Result<ResourceList, _> = format!("memory={text}").parse();
-    parsed.map(|list| list.amount(MEMORY)).map_err(|_| "write it like 512Mi, 10Gi or 0".to_owned())
+    // A comma would begin another resource.
+    let parsed = (!text.contains(',')).then(|| format!("memory={text}").parse::<ResourceList>());
+    let bytes = parsed.and_then(Result::ok).map(|list| list.amount(MEMORY));
+    bytes.ok_or_else(|| "write it like 512Mi, 10Gi or 0".to_owned())
 }
 
 /// A number of bytes, at least 4 Ki.
@@ -202,5 +204,18 @@ impl NodeRunArgs {
                 privileged: self.privileged_pods,
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_one_amount_of_bytes() {
+        assert_eq!(bytes("10Mi"), Ok(10 * 1024 * 1024));
+        for wrong in ["10Mi,gpu=8", "1Ki", "", ",", "gpu=8"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -102,8 +102,13 @@ fn json(text: String) -> String {
 
 fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
     // Through JSON, so that both formats have the same fields.
-    let text = serde_saphyr::to_string(&serde_json::to_value(value)?)?;
-    Ok(printable(&text).into_owned())
+    let value = serde_json::to_value(value)?;
+    let text = serde_saphyr::to_string(&value)?;
+    if text.chars().any(|c| is_control(c) && c != '\n') {
+        // YAML reads an escape between double quotes alone. All text of JSON stands there, and JSON is YAML.
+        return Ok(json(serde_json::to_string_pretty(&value)?));
+    }
+    Ok(text)
 }
 
 /// A column of a table: its header, and the text of a row's cell.
@@ -217,6 +222,16 @@ mod tests {
         let escaped = json(serde_json::to_string(text).unwrap());
         assert!(!escaped.chars().any(is_control), "{escaped:?}");
         assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
+        for text in [text, "plain \u{202e}txt.exe", "\u{2066}", "a\u{85}b"] {
+            let value = serde_json::json!({"a": [text], text: 1});
+            let shown = yaml(&value).unwrap();
+            assert!(!shown.chars().any(|c| is_control(c) && c != '\n'), "{shown:?}");
+            assert_eq!(
+                serde_saphyr::from_str::<serde_json::Value>(&shown).unwrap(),
+                value,
+                "{shown}"
+            );
+        }
     }
 
     #[test]

@@ -4,10 +4,11 @@
 //! was deleted by hand, the command deletes the pods, and once they have stopped, status and group. A crash between the
 //! two leaves status and group, which the same command deletes when repeated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::apply::names;
 use super::commands::{job_change, write};
@@ -38,7 +39,7 @@ pub struct JobDeleteArgs {
     /// Do not wait until it is gone
     #[arg(long)]
     no_wait: bool,
-    /// Give up waiting after this long
+    /// Give up waiting for all of them after this long
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     timeout: Duration,
 }
@@ -48,6 +49,11 @@ const READ_EVERY: Duration = Duration::from_secs(2);
 pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
     let mut ids = args.jobs.clone();
     ids.extend(names(&args.filename, &args.within)?);
+    if ids.is_empty() {
+        let why = format!("there is no job in {}", args.filename.join(", "));
+        return Err(failure(why, "name the jobs, or other files"));
+    }
+    let give_up = monotonic() + args.timeout;
     let mut deleted = BTreeSet::new();
     ids.retain(|id| deleted.insert(id.clone()));
     // One that cannot be deleted does not keep the others.
@@ -69,11 +75,14 @@ pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyho
     let (mut shown, mut text) = (Vec::new(), String::new());
     for (id, found) in marked {
         let done = match &found {
-            None => collect_orphans(context, id, args).await,
+            None => {
+                let until = if args.no_wait { monotonic() } else { give_up };
+                collect_orphans(context, id, until).await
+            }
             Some(_) if args.no_wait => {
                 Ok((json!({"job": id, "deleted": false}), format!("{id}: is being deleted")))
             }
-            Some(found) => gone(context, found, args.timeout)
+            Some(found) => gone(context, found, args.timeout, give_up)
                 .await
                 .map(|()| (json!({"job": id, "deleted": true}), format!("{id}: deleted"))),
         };
@@ -94,7 +103,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyho
     }
     let Some(last) = failed.pop() else { return Ok(CliExit::Ok) };
     for error in failed {
-        context.note(error.to_string());
+        context.report(&error);
     }
     Err(last)
 }
@@ -120,17 +129,23 @@ async fn mark_for_deletion(context: &CommandContext, found: &FoundJob) -> anyhow
     write(context, found, &document, "Deleted").await
 }
 
-async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> anyhow::Result<()> {
-    let give_up = monotonic() + timeout;
+async fn gone(
+    context: &CommandContext,
+    found: &FoundJob,
+    timeout: Duration,
+    give_up: Instant,
+) -> anyhow::Result<()> {
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
     loop {
-        let answer = context.store.get(&key::job(&found.id), query).await?;
+        let job = key::job(&found.id);
+        let answer = context.persist(async || context.store.get(&job, query).await).await?;
         let left = answer.value.filter(|entry| entry.create_index == found.uid());
         if left.is_none() {
             return Ok(());
         }
-        let count = pods(context, &found.id).await?.len();
+        let left = context.persist(async || pods(context, &found.id).await).await?;
+        let count = left.len();
         progress.say(&format!("{count} pods left"));
         if monotonic() >= give_up {
             let waited = humantime::format_duration(timeout);
@@ -147,7 +162,7 @@ async fn gone(context: &CommandContext, found: &FoundJob, timeout: Duration) -> 
 async fn collect_orphans(
     context: &CommandContext,
     id: &Namespaced,
-    args: &JobDeleteArgs,
+    give_up: Instant,
 ) -> anyhow::Result<(Value, String)> {
     let left = pods(context, id).await?;
     let status = context.get(&key::job_status(id)).await?;
@@ -169,7 +184,7 @@ async fn collect_orphans(
         commit(context, id, ops).await?;
     }
     if group.is_some() {
-        stopped(context, id, args).await?;
+        stopped(context, id, give_up).await?;
     }
     let rest = [status, group].into_iter().flatten();
     let ops = rest.filter_map(|entry| {
@@ -185,20 +200,21 @@ async fn collect_orphans(
 async fn stopped(
     context: &CommandContext,
     id: &Namespaced,
-    args: &JobDeleteArgs,
+    give_up: Instant,
 ) -> anyhow::Result<()> {
-    let give_up = monotonic() + if args.no_wait { Duration::ZERO } else { args.timeout };
     let mut progress = Progress::default();
     loop {
         let real = context.list(&key::realities()).await?;
         let intents = context.list(&key::intents()).await?;
+        let intents: BTreeMap<&str, &Entry> = intents
+            .iter()
+            .filter_map(|intent| Some((key::intents().tail(&intent.key)?, intent)))
+            .collect();
         // A pod that is still intended was released from the job: nobody stops it.
         let is_intended = |entry: &Entry| {
-            let place = entry.key.strip_prefix(key::realities().as_str());
-            intents.iter().any(|intent| {
-                intent.key.strip_prefix(key::intents().as_str()) == place
-                    && intent.value == entry.value
-            })
+            let place = key::realities().tail(&entry.key);
+            let intent = place.and_then(|place| intents.get(place));
+            intent.is_some_and(|intent| intent.value == entry.value)
         };
         let of_job =
             real.iter().filter(|entry| identity_in(&entry.value).is_some_and(|pod| pod.job == *id));

@@ -27,7 +27,7 @@ pub(in crate::cli) async fn owned_elsewhere(
     Ok(held.filter_map(|entry| key::rc_locks().tail(&entry.key)?.parse().ok()).collect())
 }
 
-/// Counted pods of a controller.
+/// Numbers of pods of a controller whose owner writes no status.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::cli) struct CountedPods {
     /// Pods with the controller's label.

@@ -136,15 +136,7 @@ pub(super) async fn read_snapshot(
     };
     let pod = |(place, labelled): (&&PodRef, &&LabelledPod)| {
         let health = healths.get(key::health(&place.pod, &place.node).as_str());
-        let pod = RcPod {
-            label_index: labelled.index,
-            created: labelled.created,
-            labels: labelled.value.labels.clone().unwrap_or_default(),
-            intent: intent(place),
-            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
-            unproved: false,
-        };
-        ((*place).clone(), pod)
+        ((*place).clone(), rc_pod(labelled, intent(place), health))
     };
     let slot = |place: &PodRef| match (cluster.pods.get(place), intent(place)) {
         (Some(pod), _) => (SlotState::Other, pod.value.rc),
@@ -206,11 +198,11 @@ async fn surplus(
 ) -> anyhow::Result<BTreeMap<RcId, SurplusPods>> {
     let owned = |place| Some((place, cluster.pods.owner(place)?));
     let owned: Vec<(&PodRef, RcId)> = places.iter().filter_map(owned).collect();
-    let records = context.get_many(owned.iter().map(|(_, rc)| key::rc(*rc))).await?;
+    let owners: BTreeSet<RcId> = owned.iter().map(|(_, rc)| *rc).collect();
+    let records = context.get_many(owners.iter().map(|rc| key::rc(*rc))).await?;
     let mut surplus: BTreeMap<RcId, SurplusPods> = BTreeMap::new();
-    for (rc, entry) in
-        owned.iter().filter_map(|(_, rc)| Some((*rc, records.get(key::rc(*rc).as_str())?)))
-    {
+    for rc in owners {
+        let Some(entry) = records.get(key::rc(rc).as_str()) else { continue };
         let Ok(old) = RcSpec::decode(rc, &entry.value) else { continue };
         let over = cluster.pods.of_rc(rc).count().saturating_sub(old.replicas_desired as usize);
         if old.disabled && over > 0 {
@@ -228,15 +220,7 @@ async fn surplus(
             continue;
         };
         let health = healths.get(key::health(&place.pod, &place.node).as_str());
-        let pod = RcPod {
-            label_index: pod.index,
-            created: pod.created,
-            labels: pod.value.labels.clone().unwrap_or_default(),
-            intent: intent(place),
-            health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
-            unproved: false,
-        };
-        of.pods.insert(place.node.clone(), pod);
+        of.pods.insert(place.node.clone(), rc_pod(pod, intent(place), health));
     }
     Ok(surplus)
 }
@@ -290,6 +274,17 @@ impl RcSnapshot {
             |node: &NodeName| self.slots.get(node).map_or(SlotState::Nobody, |(slot, _)| *slot);
         observed.look_up_slots(slot);
         observed
+    }
+}
+
+fn rc_pod(pod: &LabelledPod, intent: Intent, health: Option<&Entry>) -> RcPod {
+    RcPod {
+        label_index: pod.index,
+        created: pod.created,
+        labels: pod.value.labels.clone().unwrap_or_default(),
+        intent,
+        health: health.map_or(Health::Absent, |entry| Health::decode(&entry.value)),
+        unproved: false,
     }
 }
 

@@ -130,7 +130,8 @@ async fn until(
     let mut said = "no farm has looked at the change yet".to_owned();
     let mut query = Query::PLAIN;
     loop {
-        let Ok(answer) = timeout_at(give_up, context.store.get(&status_key, query)).await else {
+        let read = context.persist(async || context.store.get(&status_key, query).await);
+        let Ok(answer) = timeout_at(give_up, read).await else {
             return Err(failure(
                 format!("gave up waiting after {}: {said}", humantime::format_duration(timeout)),
                 format!("the change itself is made; what holds it up: rcfarm rc explain {id}"),
@@ -151,6 +152,12 @@ async fn until(
                 }
             }
             None if is_first => {} // the record was written just now
+            None if context.get(&key::rc(id)).await?.is_none() => {
+                return Err(failure(
+                    format!("{id} was deleted"),
+                    "see which there are: rcfarm rc list",
+                ));
+            }
             // A farm of p2 writes no status.
             None if owned_elsewhere(context).await?.contains(&id) => {
                 let counted = count_pods(context, &BTreeSet::from([id])).await?;

@@ -88,6 +88,25 @@ async fn a_file_is_planned_applied_changed_and_refused() {
     assert_eq!(actions, ["Created", "Changed"]);
 }
 
+#[tokio::test]
+async fn delete_names_each_failure_and_refuses_files_without_jobs() {
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "empty.yaml", "# nothing yet\n---\n");
+    let refused = cluster.run(&["job", "delete", "-f", "empty.yaml"]).await.failed();
+    assert!(refused.contains("there is no job in empty.yaml"), "{refused}");
+    let refused = cluster.run(&["job", "run", "-n", "0", "--follow", "--", "true"]).await.failed();
+    assert!(refused.contains("--replicas"), "{refused}");
+    let refused = cluster.run(&["job", "delete", "x", "y"]).await.failed();
+    for words in ["there is no job default/x", "there is no job default/y"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert_eq!(
+        refused.matches("hint: see which there are: rcfarm job list").count(),
+        2,
+        "{refused}"
+    );
+}
+
 /// Polls until `holds` is true.
 async fn until(cluster: &HttpCluster, holds: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..600 {

@@ -1,5 +1,6 @@
 //! `rcfarm rc …` without a farm.
 
+use rcfarm_testing::wait::{in_time, until};
 use serde_json::json;
 
 use crate::harness::{HttpCluster, MANIFEST};
@@ -425,4 +426,23 @@ async fn update_writes_manifest_order_audit_and_bell_at_one_index() {
     cluster.run(&["rc", "update", "web", "-f", "bad.yaml"]).await.failed();
     cluster.run(&["rc", "update", "web"]).await.failed();
     assert_eq!(cluster.events().await.len(), 4);
+}
+
+#[tokio::test]
+async fn wait_for_a_controller_ends_when_it_is_deleted() {
+    let cluster = HttpCluster::new().await;
+    let id = cluster.create(&[]).await;
+    let record = format!("replication_controllers/{id}");
+    let before = cluster.entry(&record).await.unwrap().modify_index;
+    let scale = ["rc", "scale", &id, "3", "--wait", "--timeout", "1h"];
+    let (ran, ()) = in_time("the wait ends", async {
+        tokio::join!(cluster.run(&scale), async {
+            let is_scaled = async || cluster.entry(&record).await.unwrap().modify_index != before;
+            until("it is scaled", is_scaled).await;
+            cluster.delete(&record).await;
+        })
+    })
+    .await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stderr.contains("was deleted"), "{ran:?}");
 }
