@@ -58,9 +58,11 @@ async fn quarantined_records_are_named() {
     let cluster = HttpCluster::new().await;
     let until = "2100-01-01T00:00:00Z";
     let rc = cluster.create(&[]).await;
-    let mut status = RcStatus::default();
-    status.quarantined_until = Some(until.parse().unwrap());
-    status.last_error = Some("it panicked".to_owned());
+    let status = RcStatus {
+        quarantined_until: Some(until.parse().unwrap()),
+        last_error: Some("it panicked".to_owned()),
+        ..RcStatus::default()
+    };
     cluster.put(format!("status/replication_controllers/{rc}/rcfarm"), status.encode()).await;
     let status = json!({"quarantinedUntil": until, "lastError": "no such field"});
     cluster.put("rcfarm/job_status/default/mnist", status.to_string()).await;

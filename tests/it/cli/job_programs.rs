@@ -9,23 +9,28 @@ use super::dev::DevProcess;
 use crate::harness::program;
 use rcfarm_testing::process::free_ports;
 use rcfarm_testing::program::Ran;
-use rcfarm_testing::wait::in_time;
+use rcfarm_testing::wait::{PATIENCE, in_time};
+use serde_json::Value;
 
-/// `rcfarm dev` with one node, killed when dropped.
-pub struct OneNode {
-    dev: DevProcess,
-    dir: tempfile::TempDir,
+/// `rcfarm dev` for jobs, killed when dropped.
+pub struct JobsDev {
+    pub dev: DevProcess,
+    pub dir: tempfile::TempDir,
 }
 
-impl OneNode {
-    pub async fn start() -> OneNode {
+impl JobsDev {
+    pub async fn start(arguments: &[&str]) -> JobsDev {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("nodes").to_str().unwrap().to_owned();
         let [first] = free_ports::<1>().map(|port| port.to_string());
-        let arguments = ["dev", "--nodes", "1", "--first-port", &first, "--data-dir", &data];
-        let mut dev = program("127.0.0.1:0", dir.path()).command(&arguments);
+        let all = ["dev", "--first-port", &first, "--data-dir", &data];
+        let mut dev = program("127.0.0.1:0", dir.path()).command(&[&all, arguments].concat());
         dev.env("PATH", std::env::var_os("PATH").unwrap());
-        OneNode { dev: DevProcess::start(dev.into()).await, dir }
+        JobsDev { dev: DevProcess::start(dev.into()).await, dir }
+    }
+
+    pub async fn one_node() -> JobsDev {
+        JobsDev::start(&["--nodes", "1"]).await
     }
 
     pub async fn run(&self, arguments: &[&str]) -> Ran {
@@ -36,11 +41,29 @@ impl OneNode {
         std::fs::write(self.dir.path().join("job.yaml"), document).unwrap();
         self.run(&["apply", "-f", "job.yaml"]).await
     }
+
+    pub async fn apply_json(&self, document: &Value) {
+        self.apply(&document.to_string()).await.ok();
+    }
+
+    /// Waits for the job's end.
+    pub async fn wait(&self, job: &str) -> Ran {
+        let wait = ["job", "wait", job];
+        let waited = program(&self.dev.address, self.dir.path());
+        match tokio::time::timeout(PATIENCE, waited.run(&wait)).await {
+            Ok(ended) => ended,
+            Err(_) => panic!("{job} does not end: {:?}", self.run(&["job", "explain", job]).await),
+        }
+    }
+
+    pub async fn status(&self, job: &str) -> Value {
+        self.run(&["job", "get", job, "-o", "json"]).await.json()["status"].clone()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shells_get_their_own_dollars() {
-    let dev = OneNode::start().await;
+    let dev = JobsDev::one_node().await;
     let job = r#"
 apiVersion: batch.volcano.sh/v1alpha1
 kind: Job
@@ -74,7 +97,7 @@ spec:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_are_run_followed_and_deleted_without_files() {
-    let dev = OneNode::start().await;
+    let dev = JobsDev::one_node().await;
     let script = "echo \"member $VC_TASK_INDEX of $(printf two), '${NAME}', $$\"";
     let run = ["job", "run", "--name", "r", "-n", "2", "--env", "NAME=a$(X)", "--cpu", "500m"];
     let ran = dev.run(&[&run[..], &["--follow", "--", "sh", "-c", script]].concat()).await;
@@ -107,7 +130,7 @@ async fn commands_are_run_followed_and_deleted_without_files() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_files_are_applied_followed_and_deleted() {
-    let dev = OneNode::start().await;
+    let dev = JobsDev::one_node().await;
     let job = |name: &str| {
         format!(
             "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {{name: {name}}}\nspec:\n  tasks:\n    \
@@ -141,21 +164,26 @@ async fn several_files_are_applied_followed_and_deleted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_of_a_job_are_watched() {
-    let dev = OneNode::start().await;
-    dev.run(&["job", "run", "--name", "w", "--", "true"]).await.ok();
+    let dev = JobsDev::one_node().await;
     for arguments in [&["job", "get", "w", "--watch"][..], &["job", "list", "-w"]] {
+        dev.run(&["job", "run", "--name", "w", "--", "sleep", "600"]).await.ok();
         let mut command = program(&dev.dev.address, dev.dir.path()).command(arguments);
         command.stdout(Stdio::piped());
         let mut watch = Command::from(command).kill_on_drop(true).spawn().unwrap();
         let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-        let completed = async {
+        let mut shows = async |what: &str| {
             while let Some(line) = lines.next_line().await.unwrap() {
-                if line.contains("default/w  Completed") {
-                    return true;
+                if line.contains(what) {
+                    return;
                 }
             }
-            false
+            panic!("the watch ended before it has shown {what}");
         };
-        assert!(in_time("the end is shown", completed).await);
+        in_time("its state", shows("default/w  Running")).await;
+        // What follows happens while it is watched.
+        dev.run(&["job", "terminate", "w"]).await.ok();
+        in_time("its end", shows("default/w  Terminated")).await;
+        dev.run(&["job", "delete", "w"]).await.ok();
+        in_time("its deletion", shows("default/w  deleted")).await;
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::members::DevJobs;
+use super::job_programs::JobsDev;
 
 /// Those that are refused, with words of the message.
 const REFUSED: [(&str, &str); 3] = [
@@ -46,7 +46,7 @@ fn job_of(text: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn documents_like_upstreams_run_to_their_end() {
-    let dev = DevJobs::start(&["--nodes", "2", "--capacity", "cpu=64,memory=512Gi,gpu=16"]).await;
+    let dev = JobsDev::start(&["--nodes", "2", "--capacity", "cpu=64,memory=512Gi,gpu=16"]).await;
     for node in ["node-1", "node-2"] {
         dev.run(&["label", "set", "node", node, "kubernetes.io/os=linux"]).await.ok();
     }
@@ -59,7 +59,7 @@ async fn documents_like_upstreams_run_to_their_end() {
     for some in all.chunks(AT_ONCE) {
         let mut applied = Vec::new();
         for (name, text) in some {
-            let answer = dev.apply_text(text).await;
+            let answer = dev.apply(text).await;
             if answer.code == 0 {
                 applied.push((*name, job_of(text)));
             } else {
