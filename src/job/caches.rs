@@ -77,7 +77,7 @@ pub struct KnownPods {
     pub intents: Overlay<PodRef, Arc<Versioned<u64>>>,
     /// Pods that were read individually after the job's doorbell rang.
     pub fresh: Overlay<PodRef, FreshStatus>,
-    /// Removed pods.
+    /// Pods that this owner has deleted, until their nodes report them no more.
     pub removed: BTreeMap<PodRef, RemovedPod>,
 }
 

@@ -57,7 +57,7 @@ pub struct JobObserved<'a> {
     pub id: &'a Namespaced,
     /// CreateIndex of the record; tells jobs of the same name apart.
     pub uid: JobUid,
-    /// Desired state.
+    /// The record, as `document` has read it.
     pub job: &'a JobSpec,
     /// Hash of the fields that may not change.
     pub immutable_hash: u64,

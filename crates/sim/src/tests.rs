@@ -17,7 +17,7 @@ const FRESH: u64 = 60;
 /// The first fresh seed in a tree without git.
 const WITHOUT_COMMIT: u64 = 999_000;
 
-/// The fresh seeds: those in `SIM_FRESH`, which `.ci/test` sets and prints, or as there derived from the commit.
+/// The fresh seeds: those in `SIM_FRESH`, or derived from the commit.
 fn fresh_seeds() -> std::ops::Range<u64> {
     let asked = std::env::var("SIM_FRESH").ok().map(|first| first.parse().expect("a number"));
     let commit = || {
