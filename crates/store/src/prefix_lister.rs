@@ -100,13 +100,13 @@ mod tests {
     use crate::{Index, Key, Question, ServiceHealth, SessionId, SessionInfo, TxnOutcome};
 
     /// A tree whose list as a whole has no answer.
-    struct Tree {
+    struct FakeReader {
         keys: Vec<String>,
         lists: Mutex<Vec<String>>,
     }
 
     #[async_trait]
-    impl Reader for Tree {
+    impl Reader for FakeReader {
         async fn list(&self, prefix: &Prefix, _: Query) -> Result<Answer<Vec<Entry>>, StoreError> {
             self.lists.lock().unwrap().push(prefix.to_string());
             if prefix.as_str() == "t/" {
@@ -162,7 +162,7 @@ mod tests {
     async fn listed(keys: &[&str]) -> (Result<Vec<String>, StoreError>, usize) {
         let mut all: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
         all.sort();
-        let tree = Arc::new(Tree { keys: all, lists: Mutex::default() });
+        let tree = Arc::new(FakeReader { keys: all, lists: Mutex::default() });
         let lister = PrefixLister::new(tree.clone(), Prefix::parse("t").unwrap());
         let answer = lister.list(Query::CONSISTENT).await;
         let lists = tree.lists.lock().unwrap();
