@@ -26,7 +26,7 @@ impl PrefixLister {
         PrefixLister { reader, prefix, in_parts: AtomicBool::new(false) }
     }
 
-    /// Its tree.
+    /// What [`PrefixLister::list`] lists.
     pub fn prefix(&self) -> &Prefix {
         &self.prefix
     }

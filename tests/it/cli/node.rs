@@ -100,7 +100,7 @@ async fn drain_empties_node_and_keeps_min_health() {
     let session = agent(&cluster, "n1").await;
     for pod in PODS {
         std::fs::write(cluster.dir.path().join(pod), format!("id: {pod}\n")).unwrap();
-        let which = ["rc", "create", "-f", pod, "--node-selector", "role=web", "--wait"];
+        let which = ["rc", "create", "-f", pod, "--node-selector", "role=web"];
         let how = ["--replicas", "4", "--rc-label", "rcfarm/min_health=3"];
         cluster.run(&[&which[..], &how[..]].concat()).await.ok();
     }

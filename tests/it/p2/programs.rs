@@ -41,7 +41,7 @@ pub enum Programs {
     Live(PathBuf),
     Recording {
         dir: PathBuf,
-        /// The proxy.
+        /// Where the programs find the proxy that records what they write.
         address: String,
         writes: Arc<Mutex<Vec<Written>>>,
         runs: Vec<Run>,

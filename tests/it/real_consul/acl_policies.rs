@@ -56,7 +56,9 @@ fn must_not_be_denied(cluster: &RealCluster, log: &str) {
 #[tokio::test]
 async fn the_documented_policies_are_enough() {
     let cluster = denying_consul().await;
-    std::fs::write(cluster.dir.path().join("web.yaml"), "id: web\n").unwrap();
+    let web = "id: web\nlaunchables:\n  \
+               main: {launchable_type: process, command: sleep 600}\n";
+    std::fs::write(cluster.dir.path().join("web.yaml"), web).unwrap();
     let single = "id: single\nsingle_instance: true\nlaunchables:\n  \
                   main: {launchable_type: process, command: sleep 600}\n";
     std::fs::write(cluster.dir.path().join("single.yaml"), single).unwrap();

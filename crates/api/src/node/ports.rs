@@ -21,7 +21,7 @@ impl PortRange {
         (first > 0 && first <= last).then_some(PortRange { first, last })
     }
 
-    /// Its ports.
+    /// From the first to the last, both included.
     #[must_use]
     pub fn ports(self) -> RangeInclusive<u16> {
         self.first..=self.last

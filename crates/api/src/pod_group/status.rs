@@ -119,7 +119,8 @@ impl GroupPlacement {
         let of = |(task, count): (&str, u32)| {
             ResourceList::of_pods(self.asks.get(task).unwrap_or(&nothing), count.into())
         };
-        ResourceList::sum(&self.counts().into_iter().map(of).collect::<Vec<_>>())
+        let counts = self.counts().into_iter().filter(|(_, count)| *count > 0);
+        ResourceList::sum(&counts.map(of).collect::<Vec<_>>())
     }
 
     /// Members with a node, by task.

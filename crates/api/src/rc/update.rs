@@ -18,7 +18,7 @@ pub enum UpdateOrder {
 /// remove it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpdateChoice {
-    /// The order.
+    /// Whether pods get the manifest one after the other.
     pub order: UpdateOrder,
     /// [`content_hash`] of the manifest.
     manifest: u64,

@@ -112,8 +112,6 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     /// A pod of a job with a log of this size.
@@ -123,15 +121,7 @@ mod tests {
             r#"{{"job":{{"id":"default/j","uid":7,"task":"a","index":{index},"version":0,"attempt":{attempt}}}}}"#
         );
         assert!(identity_in(manifest.as_bytes()).is_some());
-        let devices = BTreeMap::new();
-        let kept = StoredPod {
-            manifest,
-            owner: None,
-            devices,
-            intent_index: None,
-            forgotten: false,
-            reported: None,
-        };
+        let kept = StoredPod { manifest, ..StoredPod::default() };
         data.keep(&pod, &kept).unwrap();
         make_dir(&data.launchable(&pod, "c")).unwrap();
         fs::write(data.launchable(&pod, "c").join("launch.json"), "{}").unwrap();
@@ -172,15 +162,8 @@ mod tests {
         fs::remove_file(data.log(&linked, "c")).unwrap();
         std::os::unix::fs::symlink("/etc/hostname", data.log(&linked, "c")).unwrap();
         let plain: PodId = "web".parse().unwrap();
-        let (manifest, devices) = ("id: web".to_owned(), BTreeMap::new());
-        let kept = StoredPod {
-            manifest,
-            owner: None,
-            devices,
-            intent_index: None,
-            forgotten: false,
-            reported: None,
-        };
+        let manifest = "id: web".to_owned();
+        let kept = StoredPod { manifest, ..StoredPod::default() };
         data.keep(&plain, &kept).unwrap();
         for pod in [linked, plain] {
             data.forget(&pod).unwrap();

@@ -175,30 +175,21 @@ impl PodTask {
             true => SingleInstance::Unchecked,
             false => SingleInstance::NotNeeded,
         };
-        PodTask {
-            id,
-            intended,
-            spec,
-            processes,
-            notes: BTreeMap::new(),
-            single_instance,
-            waits_for: Vec::new(),
-            single_instance_check: None,
-            was_started: false,
-            proof: Proof::default(),
-            unclear: 0,
-            reported: None,
-            forget_at: None,
-            has_foreign_files: false,
-        }
+        let mut pod = PodTask::idle(id, intended, spec);
+        (pod.processes, pod.single_instance) = (processes, single_instance);
+        pod
     }
 
     /// A pod that cannot be run, without processes.
     pub(super) fn unfit(id: PodId, intended: Intended, why: String) -> PodTask {
+        PodTask::idle(id, intended, Err(why))
+    }
+
+    fn idle(id: PodId, intended: Intended, spec: Result<PodSpec, String>) -> PodTask {
         PodTask {
             id,
             intended,
-            spec: Err(why),
+            spec,
             processes: BTreeMap::new(),
             notes: BTreeMap::new(),
             single_instance: SingleInstance::NotNeeded,

@@ -60,7 +60,7 @@ pub enum LogAccess {
 pub struct LogServer {
     /// The node whose logs these are.
     pub node: NodeName,
-    /// Its data directory.
+    /// Only files below it are served.
     pub data_dir: PathBuf,
     pub access: LogAccess,
 }

@@ -52,7 +52,7 @@ pub struct Memory {
 }
 
 /// A pod as last intended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredPod {
     /// Its manifest, byte for byte.
     pub manifest: String,

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use super::allocations::overcommitted;
 use crate::facts::{CheckFacts, Report, VIEW};
-use crate::model::{AppliedWrite, Item, ServiceModel, ServicePod, Unfit, was_allocated};
+use crate::model::{
+    AppliedWrite, Item, ReportedStatus, ServiceModel, ServicePod, Unfit, was_allocated,
+};
 use crate::reached::{Occasion, met, met_if};
 use rcfarm::farm::NODE_GRACE;
 use rcfarm_api::Index;
@@ -405,7 +407,7 @@ fn transfer_begins(
     }
 }
 
-/// 14: allocations of a node do not exceed its capacity.
+/// 14: allocations of a node do not exceed its capacity, by some recent view.
 fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: Report<'_>) {
     for (item, _) in &applied_write.changes {
         let Item::Allocations(node) = item else { continue };
@@ -415,7 +417,12 @@ fn allocations(applied_write: &AppliedWrite<'_>, model: &ServiceModel, report: R
         let cpu: u64 = allocated.pods.values().map(|a| a.cpu_milli).sum();
         let has_cpu = capacity.amount(CPU);
         met_if(has_cpu > 0 && cpu + 1_000 > has_cpu, Occasion::NodeFull);
-        if let Some(what) = overcommitted(allocated, capacity) {
+        let from = model.oldest_view(applied_write.at);
+        let fits = |said: &Option<ReportedStatus>| {
+            said.as_ref().is_some_and(|said| overcommitted(allocated, &said.capacity).is_none())
+        };
+        let fitted = model.nodes.get(node).is_some_and(|t| t.ever(from, false, fits));
+        if let Some(what) = overcommitted(allocated, capacity).filter(|_| !fitted) {
             report(14, format!("{node} allocated {what}"));
         }
     }

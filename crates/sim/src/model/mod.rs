@@ -20,7 +20,7 @@ use std::time::Duration;
 pub use agents::{AgentModel, IntendedPod, NodeEvent};
 pub use history::Try;
 pub use jobs::{JobModel, ModelEvent, ModelJob, Pair, is_members};
-pub use services::{Item, ServiceModel, ServicePod, Unfit, was_allocated};
+pub use services::{Item, ReportedStatus, ServiceModel, ServicePod, Unfit, was_allocated};
 pub use write::AppliedWrite;
 
 use crate::facts::SimActor;
