@@ -8,16 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rcfarm::farm::NODE_GRACE;
-use rcfarm_api::ResourceList;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
-use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown, session_settings};
+use rcfarm_node::agent::{Agent, AgentSettings};
 use rcfarm_store::Env;
 use rcfarm_store::time::{Clock as _, IdSource, SystemClock};
-use rcfarm_store::{DeleteMode, Index, Op, Query, Reader as _, Store as _, TxnLimits};
+use rcfarm_store::{DeleteMode, Index, Op, Query, Reader as _, Store as _};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -233,23 +232,8 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
     let mut agents = JoinSet::new();
     let begun = Instant::now();
     for name in &names {
-        let settings = AgentSettings {
-            name: name.clone(),
-            address: "127.0.0.1".to_owned(),
-            http: None,
-            serves_logs: false,
-            labels: BTreeMap::new(),
-            capacity: ResourceList::default(),
-            ports: None,
-            env: BTreeMap::new(),
-            data_dir: dir.path().join(name.as_str()),
-            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
-            ended_logs: Default::default(),
-            session: session_settings(),
-            limits: TxnLimits::default(),
-            at_shutdown: AtShutdown::LeavePods,
-            permits: Default::default(),
-        };
+        let data_dir = dir.path().join(name.as_str());
+        let settings = AgentSettings::new(name.clone(), "127.0.0.1", data_dir);
         let ids = Arc::new(IdSource::from_entropy());
         let env = Env::new(lab.store.clone(), Arc::new(SystemClock), ids);
         agents.spawn(Agent::new(settings, env, Arc::new(FakeDriver)).run(shutdown.clone()));

@@ -15,7 +15,7 @@ use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
 use rcfarm_node::agent::health::HealthCheck;
-use rcfarm_node::agent::{Agent, AgentSettings, AtShutdown};
+use rcfarm_node::agent::{Agent, AgentSettings};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, monotonic};
 use rcfarm_store::{DeleteMode, Env, Key, PutMode, Query, Reader as _, Store as _};
@@ -85,22 +85,12 @@ pub async fn run(input: &[u8]) {
     let directory = directory.expect("a directory");
     let ids = Arc::new(IdSource::from_seed(1));
     let consul = Emulator::new(&Settings::default(), &ids);
+    let (name, data_dir) = ("n".parse().expect("a name"), directory.path().join("data"));
     let settings = AgentSettings {
-        name: "n".parse().expect("a name"),
-        address: "127.0.0.1".to_owned(),
-        http: None,
-        serves_logs: false,
-        labels: BTreeMap::new(),
         capacity: "cpu=4,gpu=2".parse().expect("a capacity"),
-        ports: None,
         env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
-        data_dir: directory.path().join("data"),
-        log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
-        ended_logs: Default::default(),
         session: SessionSettings::default(),
-        limits: Default::default(),
-        at_shutdown: AtShutdown::LeavePods,
-        permits: Default::default(),
+        ..AgentSettings::new(name, "127.0.0.1", data_dir)
     };
     let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);
     let shutdown = CancellationToken::new();

@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::files::{contents, documents};
-use super::job::apply::{Described as DescribedJob, Jobs, wrong};
+use super::job::apply::{DescribedJob, WantedJob, wrong};
 use super::queue::apply::{DescribedQueue, WantedQueues};
-use super::rc::apply::{DescribedRc, WantedRcs};
+use super::rc::apply::{DescribedRc, WantedRc};
 use crate::job::document;
 use rcfarm_api::ids::Namespace;
 
@@ -31,64 +31,107 @@ pub struct FileArgs {
 
 /// What `apply` does with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) enum Change {
+pub(super) enum ApplyAction {
     Created,
     Changed,
     Unchanged,
 }
 
-impl Change {
+impl ApplyAction {
     fn word(self) -> &'static str {
         match self {
-            Change::Created => "created",
-            Change::Changed => "changed",
-            Change::Unchanged => "unchanged",
+            ApplyAction::Created => "created",
+            ApplyAction::Changed => "changed",
+            ApplyAction::Unchanged => "unchanged",
         }
     }
 }
 
-/// An object that was applied.
-pub(super) struct Applied {
+/// What `apply` shows of an object.
+pub(super) struct AppliedObject {
     line: String,
     shown: Value,
 }
 
-impl Applied {
-    pub(super) fn new(name: impl std::fmt::Display, change: Change, shown: Value) -> Applied {
-        Applied { line: format!("{name}: {}\n", change.word()), shown }
+impl AppliedObject {
+    pub(super) fn new(
+        name: impl std::fmt::Display,
+        action: ApplyAction,
+        shown: Value,
+    ) -> AppliedObject {
+        AppliedObject { line: format!("{name}: {}\n", action.word()), shown }
     }
 }
 
+/// An object of a file, beside what is stored under its name.
+pub(super) trait WantedObject {
+    fn action(&self) -> ApplyAction;
+
+    /// What the user is told of the object's fields.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Creates or changes the stored object, in a transaction of its own.
+    async fn write(&self, context: &CommandContext) -> anyhow::Result<()>;
+
+    fn applied(&self) -> AppliedObject;
+
+    fn planned(&self) -> PlannedObject;
+}
+
+async fn apply_all(
+    context: &CommandContext,
+    wanted: &[impl WantedObject],
+) -> anyhow::Result<Vec<AppliedObject>> {
+    let mut applied = Vec::new();
+    for one in wanted {
+        for warning in one.warnings() {
+            context.note(warning);
+        }
+        if one.action() != ApplyAction::Unchanged {
+            one.write(context).await?;
+        }
+        applied.push(one.applied());
+    }
+    Ok(applied)
+}
+
 /// What `apply` would do with an object.
-pub(super) struct Planned {
-    pub(super) change: Change,
+pub(super) struct PlannedObject {
+    pub(super) action: ApplyAction,
     pub(super) text: String,
     pub(super) shown: Value,
 }
 
-impl Planned {
+impl PlannedObject {
     /// A row of a queue or a controller.
-    pub(super) fn new(title: &str, change: Change, fields: &[Difference], shown: Value) -> Planned {
-        let mut text = format!("{title}: {}\n", would(change));
-        for Difference { field, before, after } in fields {
+    pub(super) fn new(
+        title: &str,
+        action: ApplyAction,
+        fields: &[FieldDifference],
+        shown: Value,
+    ) -> PlannedObject {
+        let mut text = format!("{title}: {}\n", would(action));
+        for FieldDifference { field, before, after } in fields {
             text.push_str(&format!("  ~ {field}: {before} -> {after}\n"));
         }
-        Planned { change, text, shown }
+        PlannedObject { action, text, shown }
     }
 }
 
-/// What `plan` says of a change.
-pub(super) fn would(change: Change) -> &'static str {
-    match change {
-        Change::Created => "would be created",
-        Change::Changed => "would be changed",
-        Change::Unchanged => "nothing to do",
+/// What `plan` says of an action.
+pub(super) fn would(action: ApplyAction) -> &'static str {
+    match action {
+        ApplyAction::Created => "would be created",
+        ApplyAction::Changed => "would be changed",
+        ApplyAction::Unchanged => "nothing to do",
     }
 }
 
 /// A field with its stored and its described value.
 #[derive(Serialize)]
-pub(super) struct Difference {
+pub(super) struct FieldDifference {
     pub(super) field: String,
     pub(super) before: Value,
     pub(super) after: Value,
@@ -104,7 +147,7 @@ pub(super) async fn plan(context: &CommandContext, args: &FileArgs) -> anyhow::R
     let planned = Wanted::read(context, args).await?.plan();
     let shown: Vec<&Value> = planned.iter().map(|one| &one.shown).collect();
     context.show(&shown, || planned.iter().map(|one| one.text.as_str()).collect())?;
-    let nothing = planned.iter().all(|one| one.change == Change::Unchanged);
+    let nothing = planned.iter().all(|one| one.action == ApplyAction::Unchanged);
     Ok(if nothing { CliExit::Ok } else { CliExit::Changes })
 }
 
@@ -117,8 +160,8 @@ pub(super) async fn apply_files(context: &CommandContext, files: &[String]) -> a
 /// The objects of files, checked.
 struct Wanted {
     queues: WantedQueues,
-    controllers: WantedRcs,
-    jobs: Jobs,
+    controllers: Vec<WantedRc>,
+    jobs: Vec<WantedJob>,
 }
 
 impl Wanted {
@@ -132,8 +175,9 @@ impl Wanted {
         }
         let mut problems = Vec::new();
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
-        let controllers = WantedRcs::read(context, described.controllers).await?;
-        let jobs = Jobs::read(context, described.jobs, &queues.after(), &mut problems).await?;
+        let controllers = WantedRc::read_all(context, described.controllers).await?;
+        let jobs =
+            WantedJob::read_all(context, described.jobs, &queues.after(), &mut problems).await?;
         if !problems.is_empty() {
             let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
             return Err(failure(why, "correct the fields named; nothing was changed"));
@@ -141,30 +185,30 @@ impl Wanted {
         Ok(Wanted { queues, controllers, jobs })
     }
 
-    async fn apply(&self, context: &CommandContext) -> anyhow::Result<Vec<Applied>> {
-        let mut applied = self.queues.apply(context).await?;
-        applied.extend(self.controllers.apply(context).await?);
-        applied.extend(self.jobs.apply(context).await?);
+    async fn apply(&self, context: &CommandContext) -> anyhow::Result<Vec<AppliedObject>> {
+        let mut applied = apply_all(context, &self.queues.all).await?;
+        applied.extend(apply_all(context, &self.controllers).await?);
+        applied.extend(apply_all(context, &self.jobs).await?);
         Ok(applied)
     }
 
-    fn plan(&self) -> Vec<Planned> {
-        let mut planned = self.queues.plan();
-        planned.extend(self.controllers.plan());
-        planned.extend(self.jobs.plan());
-        planned
+    fn plan(&self) -> Vec<PlannedObject> {
+        let queues = self.queues.all.iter().map(WantedObject::planned);
+        let controllers = self.controllers.iter().map(WantedObject::planned);
+        let jobs = self.jobs.iter().map(WantedObject::planned);
+        queues.chain(controllers).chain(jobs).collect()
     }
 }
 
 /// The objects of files, by kind.
 #[derive(Default)]
-pub(super) struct Described {
+pub(super) struct DescribedObjects {
     queues: Vec<DescribedQueue>,
     controllers: Vec<DescribedRc>,
     pub(super) jobs: Vec<DescribedJob>,
 }
 
-impl Described {
+impl DescribedObjects {
     fn is_empty(&self) -> bool {
         self.queues.is_empty() && self.controllers.is_empty() && self.jobs.is_empty()
     }
@@ -189,8 +233,8 @@ impl Described {
 }
 
 /// The objects of files and directories. `within`: namespace of jobs that name none.
-pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<Described> {
-    let mut described = Described::default();
+pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<DescribedObjects> {
+    let mut described = DescribedObjects::default();
     for (file, text) in contents(files)? {
         for (n, text) in documents(&text).iter().enumerate() {
             let at = format!("{file} (document {})", n + 1);
@@ -204,13 +248,13 @@ pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<
 }
 
 /// Fields that differ, by path.
-pub(super) fn differences(before: &Value, after: &Value) -> Vec<Difference> {
+pub(super) fn differences(before: &Value, after: &Value) -> Vec<FieldDifference> {
     let mut found = Vec::new();
     compare("", before, after, &mut found);
     found
 }
 
-fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference>) {
+fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<FieldDifference>) {
     match (before, after) {
         (Value::Object(a), Value::Object(b)) => {
             let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
@@ -226,7 +270,7 @@ fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference
             }
         }
         _ if before == after => {}
-        _ => found.push(Difference {
+        _ => found.push(FieldDifference {
             field: path.to_owned(),
             before: before.clone(),
             after: after.clone(),

@@ -32,7 +32,7 @@ use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::{ResourceList, key};
 use rcfarm_emulator::Emulator;
 use rcfarm_emulator::serve::{Access, serve_to};
-use rcfarm_node::agent::{self, Agent, AgentError, AgentSettings, AtShutdown};
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
 use rcfarm_node::{exec, simulated};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
@@ -228,22 +228,15 @@ fn start_agents(
 ) -> anyhow::Result<JoinSet<Result<(), AgentError>>> {
     let mut agents = JoinSet::new();
     for (n, machine) in (1..).zip(machines) {
+        let (address, data_dir) = (Ipv4Addr::LOCALHOST.to_string(), machine.data_dir.clone());
         let settings = AgentSettings {
-            name: machine.name.clone(),
-            address: Ipv4Addr::LOCALHOST.to_string(),
-            http: None,
             serves_logs: true,
             labels: BTreeMap::from([("pool".into(), "dev".into()), ("zone".into(), zone(n))]),
             capacity: capacity.clone(),
             ports: Some(machine.job_ports),
             env: environment(machine)?,
-            data_dir: machine.data_dir.clone(),
-            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
-            ended_logs: Default::default(),
-            session: agent::session_settings(),
-            limits: TxnLimits::default(),
             at_shutdown: AtShutdown::StopPods,
-            permits: Default::default(),
+            ..AgentSettings::new(machine.name.clone(), address, data_dir)
         };
         let agent = Agent::new(settings, system_env(store.clone()), Arc::new(own_driver()?));
         agents.spawn(agent.run(shutdown.clone()));

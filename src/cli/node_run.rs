@@ -22,10 +22,9 @@ use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
 use rcfarm_node::agent::users::ANY_BUT_ROOT;
-use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, LogRetention, PodPermits};
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings, LogRetention, PodPermits};
 use rcfarm_node::http::HttpListener;
 use rcfarm_node::{exec, shim};
-use rcfarm_store::TxnLimits;
 
 #[derive(clap::Args)]
 pub struct NodeRunArgs {
@@ -184,25 +183,22 @@ impl NodeRunArgs {
         // Shims stop single instances 3 s before the lease ends, and one renewal may fail before that.
         let shortest_check = Duration::from_secs(6);
         let session = session_settings(self.session_ttl, self.check_ttl, shortest_check)?;
+        let address = self.address.clone().unwrap_or_else(|| self.name.to_string());
         Ok(AgentSettings {
-            name: self.name.clone(),
-            address: self.address.clone().unwrap_or_else(|| self.name.to_string()),
             http: self.http.clone().filter(|_| self.http_token_file.is_some()),
             serves_logs: true,
             labels: BTreeMap::from_iter(self.labels.clone()),
             capacity: self.capacity.clone(),
             ports: self.ports.0,
             env: BTreeMap::from_iter(self.env.clone()),
-            data_dir: self.data_dir.clone(),
             log_bytes: self.log_size,
             ended_logs: LogRetention { bytes: self.ended_logs_size, age: self.ended_logs_age },
             session,
-            limits: TxnLimits::default(),
-            at_shutdown: AtShutdown::LeavePods,
             permits: PodPermits {
                 users: self.allow_user.clone(),
                 privileged: self.privileged_pods,
             },
+            ..AgentSettings::new(self.name.clone(), address, self.data_dir.clone())
         })
     }
 }

@@ -229,7 +229,7 @@ impl RunningRecord {
 }
 
 impl KindState {
-    /// Handles a doorbell.
+    /// Wakes the record's owner if it is here. `rung`: ModifyIndex of the doorbell.
     pub(super) fn answer_bell(&self, id: &RecordId, rung: Index) -> BellAnswer {
         if let Some(running) = self.running.get(id) {
             if self.records.snapshot().index < rung {

@@ -26,7 +26,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::rc::status::RcConditionType;
 use rcfarm_store::{Entry, Index, Query, Versioned};
 
-/// Reads at once.
+/// How many reports are read from Consul at the same time.
 const READS: usize = 8;
 
 /// Pods whose nodes run their intents, by the ModifyIndex of the intent.

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::commands::job_change;
 use crate::batch::queues::Queues;
-use crate::cli::apply::{Applied, Change, Difference, Planned, differences, would};
+use crate::cli::apply::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, would,
+};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cluster::queues::QueueIndex;
@@ -23,7 +25,7 @@ use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 
 /// A document, and the stored job of its name.
-struct WantedJob {
+pub(in crate::cli) struct WantedJob {
     id: Namespaced,
     document: Value,
     read: Read,
@@ -35,31 +37,26 @@ struct WantedJob {
 struct Row {
     job: Namespaced,
     kind: &'static str,
-    change: Change,
+    change: ApplyAction,
     /// Fields that differ, with both values.
-    fields: Vec<Difference>,
+    fields: Vec<FieldDifference>,
     members: Vec<Value>,
     needed: u32,
     queue: String,
     warnings: Vec<FieldError>,
 }
 
-/// Jobs of files, checked.
-pub(in crate::cli) struct Jobs {
-    all: Vec<WantedJob>,
-}
-
-impl Jobs {
+impl WantedJob {
     /// Reads and checks jobs; adds to `problems` what is wrong with them. `queues`: as they are once the files are
     /// applied.
-    pub(in crate::cli) async fn read(
+    pub(in crate::cli) async fn read_all(
         context: &CommandContext,
-        described: Vec<Described>,
+        described: Vec<DescribedJob>,
         queues: &Queues,
         problems: &mut Vec<String>,
-    ) -> anyhow::Result<Jobs> {
+    ) -> anyhow::Result<Vec<WantedJob>> {
         let mut all: Vec<WantedJob> = Vec::new();
-        for Described { at, id, document } in described {
+        for DescribedJob { at, id, document } in described {
             if all.iter().any(|other| other.id == id) {
                 return Err(wrong(&at, format!("{id} is there twice")));
             }
@@ -73,38 +70,50 @@ impl Jobs {
         }
         problems.extend(all.iter().filter_map(conflict));
         problems.extend(closed_to(queues, &all));
-        Ok(Jobs { all })
+        Ok(all)
     }
 
-    /// Creates and changes the jobs.
-    pub(in crate::cli) async fn apply(
-        &self,
-        context: &CommandContext,
-    ) -> anyhow::Result<Vec<Applied>> {
-        let mut applied = Vec::new();
-        for one in &self.all {
-            for warning in &one.read.warnings {
-                context.note(format!("{}: {warning}", one.id));
-            }
-            let change = change(one);
-            if change != Change::Unchanged {
-                write(context, one, change).await?;
-            }
-            let shown = json!({"job": one.id, "kind": one.read.spec.framework.kind(), "change": change,
-                "warnings": one.read.warnings});
-            applied.push(Applied::new(&one.id, change, shown));
+    fn stored_document(&self) -> Option<Value> {
+        serde_json::from_slice(&self.stored.as_ref()?.value).ok()
+    }
+}
+
+impl WantedObject for WantedJob {
+    fn action(&self) -> ApplyAction {
+        match (&self.stored, self.stored_document()) {
+            (None, _) => ApplyAction::Created,
+            (Some(_), Some(stored)) if stored == self.document => ApplyAction::Unchanged,
+            (Some(_), _) => ApplyAction::Changed,
         }
-        Ok(applied)
     }
 
-    /// What `apply` would do.
-    pub(in crate::cli) fn plan(&self) -> Vec<Planned> {
-        let planned = |one| {
-            let row = row(one);
-            let shown = serde_json::to_value(&row).expect("rows encode");
-            Planned { change: row.change, text: text(&row), shown }
-        };
-        self.all.iter().map(planned).collect()
+    fn warnings(&self) -> Vec<String> {
+        self.read.warnings.iter().map(|warning| format!("{}: {warning}", self.id)).collect()
+    }
+
+    async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
+        let index = self.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
+        let value = self.document.to_string().into();
+        let op = Op::Cas { key: key::job(&self.id), value, flags: 0, index };
+        let details = job_change(context, &self.id, format!("{:?}", self.action()));
+        context.commit([op], &Details::JobChanged(details), None).await?.map_err(|_| {
+            let why = format!("{}: somebody changed it meanwhile; it was left as it is", self.id);
+            failure(why, "look at it, then try again")
+        })?;
+        Ok(())
+    }
+
+    fn applied(&self) -> AppliedObject {
+        let action = self.action();
+        let shown = json!({"job": self.id, "kind": self.read.spec.framework.kind(),
+            "change": action, "warnings": self.read.warnings});
+        AppliedObject::new(&self.id, action, shown)
+    }
+
+    fn planned(&self) -> PlannedObject {
+        let row = row(self);
+        let shown = serde_json::to_value(&row).expect("rows encode");
+        PlannedObject { action: row.change, text: text(&row), shown }
     }
 }
 
@@ -113,26 +122,26 @@ pub(in crate::cli) fn wrong(at: &str, why: String) -> anyhow::Error {
 }
 
 /// A job of a file.
-pub(in crate::cli) struct Described {
+pub(in crate::cli) struct DescribedJob {
     /// The file, and the document's number in it.
     at: String,
     id: Namespaced,
     document: Value,
 }
 
-impl Described {
+impl DescribedJob {
     /// A job from its document. `within`: its namespace, if the document names none.
     pub(in crate::cli) fn new(
         at: &str,
         mut document: Value,
         within: &Namespace,
-    ) -> anyhow::Result<Described> {
+    ) -> anyhow::Result<DescribedJob> {
         if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
             document["metadata"]["namespace"] = json!(within);
         }
         let id = document::name(&document);
         let id = id.map_err(|issue| wrong(at, issue.to_string()))?;
-        Ok(Described { at: at.to_owned(), id, document })
+        Ok(DescribedJob { at: at.to_owned(), id, document })
     }
 }
 
@@ -162,10 +171,10 @@ pub(super) async fn create(
     if let Some(why) = refusals.into_iter().next() {
         return Err(failure(why, "choose another --queue: rcfarm queue list"));
     }
-    for warning in &one.read.warnings {
-        context.note(format!("{id}: {warning}"));
+    for warning in one.warnings() {
+        context.note(warning);
     }
-    write(context, &one, Change::Created).await
+    one.write(context).await
 }
 
 /// Why the queues of new jobs do not accept them (`volcano.md` §6). A missing default queue is no reason: the first farm
@@ -199,7 +208,7 @@ fn as_stored(mut document: Value) -> Value {
 
 /// Why a document cannot replace the stored job.
 fn conflict(one: &WantedJob) -> Option<String> {
-    let stored = stored(one)?;
+    let stored = one.stored_document()?;
     if stored.pointer("/metadata/deletionTimestamp").is_some() {
         return Some(format!("{}: it is being deleted; wait until it is gone", one.id));
     }
@@ -217,33 +226,10 @@ fn conflict(one: &WantedJob) -> Option<String> {
     })
 }
 
-fn stored(one: &WantedJob) -> Option<Value> {
-    serde_json::from_slice(&one.stored.as_ref()?.value).ok()
-}
-
-fn change(one: &WantedJob) -> Change {
-    match (&one.stored, stored(one)) {
-        (None, _) => Change::Created,
-        (Some(_), Some(stored)) if stored == one.document => Change::Unchanged,
-        (Some(_), _) => Change::Changed,
-    }
-}
-
-async fn write(context: &CommandContext, one: &WantedJob, change: Change) -> anyhow::Result<()> {
-    let index = one.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
-    let value = one.document.to_string().into();
-    let op = Op::Cas { key: key::job(&one.id), value, flags: 0, index };
-    let details = job_change(context, &one.id, format!("{change:?}"));
-    context.commit([op], &Details::JobChanged(details), None).await?.map_err(|_| {
-        let why = format!("{}: somebody changed it meanwhile; it was left as it is", one.id);
-        failure(why, "look at it, then try again")
-    })?;
-    Ok(())
-}
-
 fn row(one: &WantedJob) -> Row {
     let spec = &one.read.spec;
-    let fields = stored(one).map(|stored| differences(&stored, &one.document)).unwrap_or_default();
+    let fields =
+        one.stored_document().map(|stored| differences(&stored, &one.document)).unwrap_or_default();
     let members = spec.tasks.iter().map(|task| {
         json!({"task": task.name, "replicas": task.replicas, "resources": units::json(&task.template.resources()),
             "node_selector": task.template.node_selector.to_string()})
@@ -251,7 +237,7 @@ fn row(one: &WantedJob) -> Row {
     Row {
         job: one.id.clone(),
         kind: spec.framework.kind(),
-        change: change(one),
+        change: one.action(),
         fields,
         members: members.collect(),
         needed: spec.min_available,
@@ -262,10 +248,10 @@ fn row(one: &WantedJob) -> Row {
 
 fn text(row: &Row) -> String {
     let mut text = format!("{} ({}): {}\n", row.job, row.kind, would(row.change));
-    for Difference { field, before, after } in &row.fields {
+    for FieldDifference { field, before, after } in &row.fields {
         text.push_str(&format!("  ~ {field}: {before} -> {after}\n"));
     }
-    if row.change == Change::Created {
+    if row.change == ApplyAction::Created {
         for member in &row.members {
             let task = member["task"].as_str().unwrap_or_default();
             text.push_str(&format!("  + {} x {task}\n", member["replicas"]));

@@ -36,7 +36,7 @@ pub(super) enum ReadMode {
     Follow,
     /// To its present end; more may be written.
     Part,
-    /// To its end.
+    /// Its pod writes no more: to the end of the file.
     Rest,
 }
 

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use super::change::{problems, read_document, write};
 use super::snapshot::{QueueSnapshot, snapshot};
 use crate::batch::queues::Queues;
-use crate::cli::apply::{Applied, Change, Difference, Planned, differences};
+use crate::cli::apply::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
+};
 use crate::cli::context::CommandContext;
 use crate::cli::job::apply::wrong;
 use crate::cluster::queues::QueueIndex;
@@ -28,7 +30,7 @@ pub(in crate::cli) struct DescribedQueue {
 }
 
 impl DescribedQueue {
-    /// A queue from its document.
+    /// `at`: file and number of the document, for messages.
     pub(in crate::cli) fn new(at: &str, mut document: Value) -> anyhow::Result<DescribedQueue> {
         if let Some(fields) = document.as_object_mut() {
             fields.remove("status");
@@ -44,26 +46,47 @@ impl DescribedQueue {
 /// Queues of files, checked, parents before the queues below them.
 pub(in crate::cli) struct WantedQueues {
     snapshot: QueueSnapshot,
-    all: Vec<WantedQueue>,
+    pub(in crate::cli) all: Vec<WantedQueue>,
 }
 
-struct WantedQueue {
+/// A queue of a file, and the stored one of its name.
+pub(in crate::cli) struct WantedQueue {
     name: QueueName,
     record: QueueRecord,
     /// The stored record and its specification.
     stored: Option<(Entry, QueueSpec)>,
 }
 
-impl WantedQueue {
-    fn change(&self) -> Change {
+impl WantedObject for WantedQueue {
+    fn action(&self) -> ApplyAction {
         match &self.stored {
-            None => Change::Created,
-            Some((_, spec)) if *spec == self.record.spec => Change::Unchanged,
-            Some(_) => Change::Changed,
+            None => ApplyAction::Created,
+            Some((_, spec)) if *spec == self.record.spec => ApplyAction::Unchanged,
+            Some(_) => ApplyAction::Changed,
         }
     }
 
-    fn differences(&self) -> Vec<Difference> {
+    async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
+        let stored = self.stored.as_ref().map(|(entry, spec)| (entry, spec));
+        write(context, &self.name, &self.record, stored).await
+    }
+
+    fn applied(&self) -> AppliedObject {
+        let action = self.action();
+        let shown = json!({"queue": self.name, "kind": "Queue", "change": action});
+        AppliedObject::new(format!("queue {}", self.name), action, shown)
+    }
+
+    fn planned(&self) -> PlannedObject {
+        let (action, fields) = (self.action(), self.differences());
+        let shown =
+            json!({"queue": self.name, "kind": "Queue", "change": action, "fields": fields});
+        PlannedObject::new(&format!("queue {}", self.name), action, &fields, shown)
+    }
+}
+
+impl WantedQueue {
+    fn differences(&self) -> Vec<FieldDifference> {
         let Some((_, before)) = &self.stored else { return Vec::new() };
         let spec = |spec: &QueueSpec| json!({"spec": spec});
         differences(&spec(before), &spec(&self.record.spec))
@@ -126,35 +149,6 @@ impl WantedQueues {
         }
         let entries = entries.into_values().collect();
         Queues::of(&QueueIndex::build(&QueueIndex::default(), &key::queues(), entries).0)
-    }
-
-    /// Creates and changes the queues.
-    pub(in crate::cli) async fn apply(
-        &self,
-        context: &CommandContext,
-    ) -> anyhow::Result<Vec<Applied>> {
-        let mut applied = Vec::new();
-        for one in &self.all {
-            let change = one.change();
-            if change != Change::Unchanged {
-                let stored = one.stored.as_ref().map(|(entry, spec)| (entry, spec));
-                write(context, &one.name, &one.record, stored).await?;
-            }
-            let shown = json!({"queue": one.name, "kind": "Queue", "change": change});
-            applied.push(Applied::new(format!("queue {}", one.name), change, shown));
-        }
-        Ok(applied)
-    }
-
-    /// What `apply` would do.
-    pub(in crate::cli) fn plan(&self) -> Vec<Planned> {
-        let planned = |one: &WantedQueue| {
-            let (change, fields) = (one.change(), one.differences());
-            let shown =
-                json!({"queue": one.name, "kind": "Queue", "change": change, "fields": fields});
-            Planned::new(&format!("queue {}", one.name), change, &fields, shown)
-        };
-        self.all.iter().map(planned).collect()
     }
 }
 

@@ -38,7 +38,7 @@ pub struct QueueCreateArgs {
 
 #[derive(clap::Args)]
 pub struct QueueUpdateArgs {
-    /// The queue
+    /// Name of the queue
     #[arg(value_name = "QUEUE")]
     queue: QueueName,
     #[command(flatten)]

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use super::create;
 use super::find::{Found, all, title};
 use super::update::{RcEdit, apply as update};
-use crate::cli::apply::{Applied, Change, Difference, Planned, differences};
+use crate::cli::apply::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
+};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::job::apply::wrong;
@@ -118,15 +120,11 @@ impl DescribedRc {
     }
 }
 
-/// Controllers of files, checked.
-pub(in crate::cli) struct WantedRcs {
-    all: Vec<WantedRc>,
-}
-
-struct WantedRc {
+/// A controller of a file, and how it differs from the stored one.
+pub(in crate::cli) struct WantedRc {
     described: DescribedRc,
     id: RcId,
-    fields: Vec<Difference>,
+    fields: Vec<FieldDifference>,
     /// Whether there is a record already.
     exists: bool,
 }
@@ -140,23 +138,13 @@ impl WantedRc {
         self.described.manifest.id()
     }
 
-    fn change(&self) -> Change {
-        match (self.exists, self.fields.is_empty()) {
-            (false, _) => Change::Created,
-            (true, true) => Change::Unchanged,
-            (true, false) => Change::Changed,
-        }
-    }
-}
-
-impl WantedRcs {
     /// Reads and checks controllers.
-    pub(in crate::cli) async fn read(
+    pub(in crate::cli) async fn read_all(
         context: &CommandContext,
         described: Vec<DescribedRc>,
-    ) -> anyhow::Result<WantedRcs> {
+    ) -> anyhow::Result<Vec<WantedRc>> {
         if described.is_empty() {
-            return Ok(WantedRcs { all: Vec::new() });
+            return Ok(Vec::new());
         }
         let (stored, _) = all(context).await?;
         let prefix = key::labels(LabelKind::ReplicationController);
@@ -185,57 +173,56 @@ impl WantedRcs {
             let fields = found.map_or_else(Vec::new, |f| changes(f, &described, &labels_of(f.id)));
             wanted.push(WantedRc { id, fields, exists: found.is_some(), described });
         }
-        Ok(WantedRcs { all: wanted })
+        Ok(wanted)
     }
+}
 
-    /// Creates and changes the controllers. Pods get a changed manifest in order.
-    pub(in crate::cli) async fn apply(
-        &self,
-        context: &CommandContext,
-    ) -> anyhow::Result<Vec<Applied>> {
-        let mut applied = Vec::new();
-        for one in &self.all {
-            let (change, described) = (one.change(), &one.described);
-            match change {
-                Change::Unchanged => {}
-                Change::Created => {
-                    let mut labels = described.fields.labels.clone();
-                    labels.insert(POD_ID.to_owned(), one.pod_id().to_string());
-                    let record = described.record(one.id);
-                    create::write(context, &record, &labels, &described.manifest).await?;
-                }
-                Change::Changed => {
-                    let differs =
-                        one.fields.iter().any(|difference| difference.field == "manifest");
-                    let manifest = differs.then(|| described.manifest.clone());
-                    let edit = RcEdit {
-                        manifest: manifest.map(|manifest| (manifest, UpdateOrder::InOrder)),
-                        fields: described.record_fields(),
-                        labels: described.fields.labels.clone(),
-                    };
-                    update(context, &one.id.to_string(), &edit).await?;
-                }
-            }
-            let shown = json!({"rc": one.id, "pod_id": one.pod_id(),
-                "kind": "ReplicationController", "change": change});
-            applied.push(Applied::new(format!("rc {}", one.title()), change, shown));
+impl WantedObject for WantedRc {
+    fn action(&self) -> ApplyAction {
+        match (self.exists, self.fields.is_empty()) {
+            (false, _) => ApplyAction::Created,
+            (true, true) => ApplyAction::Unchanged,
+            (true, false) => ApplyAction::Changed,
         }
-        Ok(applied)
     }
 
-    /// What `apply` would do.
-    pub(in crate::cli) fn plan(&self) -> Vec<Planned> {
-        let planned = |one: &WantedRc| {
-            // The id of a controller that does not exist is drawn again by `apply`.
-            let (id, title) = match one.exists {
-                true => (json!(one.id), format!("rc {}", one.title())),
-                false => (Value::Null, format!("rc {}", one.pod_id())),
-            };
-            let shown = json!({"rc": id, "pod_id": one.pod_id(), "kind": "ReplicationController",
-                "change": one.change(), "fields": one.fields});
-            Planned::new(&title, one.change(), &one.fields, shown)
+    /// Pods get a changed manifest in order.
+    async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
+        let described = &self.described;
+        if !self.exists {
+            let mut labels = described.fields.labels.clone();
+            labels.insert(POD_ID.to_owned(), self.pod_id().to_string());
+            let record = described.record(self.id);
+            create::write(context, &record, &labels, &described.manifest).await?;
+            return Ok(());
+        }
+        let differs = self.fields.iter().any(|difference| difference.field == "manifest");
+        let manifest = differs.then(|| described.manifest.clone());
+        let edit = RcEdit {
+            manifest: manifest.map(|manifest| (manifest, UpdateOrder::InOrder)),
+            fields: described.record_fields(),
+            labels: described.fields.labels.clone(),
         };
-        self.all.iter().map(planned).collect()
+        update(context, &self.id.to_string(), &edit).await.map(drop)
+    }
+
+    fn applied(&self) -> AppliedObject {
+        let action = self.action();
+        let shown = json!({"rc": self.id, "pod_id": self.pod_id(),
+            "kind": "ReplicationController", "change": action});
+        AppliedObject::new(format!("rc {}", self.title()), action, shown)
+    }
+
+    fn planned(&self) -> PlannedObject {
+        // The id of a controller that does not exist is drawn again by `apply`.
+        let (id, title) = match self.exists {
+            true => (json!(self.id), format!("rc {}", self.title())),
+            false => (Value::Null, format!("rc {}", self.pod_id())),
+        };
+        let action = self.action();
+        let shown = json!({"rc": id, "pod_id": self.pod_id(), "kind": "ReplicationController",
+            "change": action, "fields": self.fields});
+        PlannedObject::new(&title, action, &self.fields, shown)
     }
 }
 
@@ -256,7 +243,7 @@ fn named<'a>(stored: &'a [Found], described: &DescribedRc) -> anyhow::Result<Opt
 }
 
 /// Fields that `apply` changes.
-fn changes(found: &Found, described: &DescribedRc, labels: &Labels) -> Vec<Difference> {
+fn changes(found: &Found, described: &DescribedRc, labels: &Labels) -> Vec<FieldDifference> {
     let stored: Value = serde_json::from_slice(&found.entry.value).unwrap_or_default();
     let mut wanted = described.record_fields();
     wanted.push(("manifest", json!(described.fields.manifest)));
@@ -267,7 +254,7 @@ fn changes(found: &Found, described: &DescribedRc, labels: &Labels) -> Vec<Diffe
             None if field == "disabled" => json!(false),
             other => other.cloned().unwrap_or_default(),
         };
-        changed.extend((before != after).then(|| Difference {
+        changed.extend((before != after).then(|| FieldDifference {
             field: field.to_owned(),
             before,
             after,

@@ -41,7 +41,7 @@ pub struct PlanArgs {
 
 /// A change that a farm would make.
 #[derive(Serialize)]
-struct Change {
+struct PlannedChange {
     /// `add`, `remove`, `repair` or `transfer`.
     action: &'static str,
     node: NodeName,
@@ -95,7 +95,7 @@ fn dump(file: &Path, observed: &ReplicationObserved) -> anyhow::Result<()> {
     })
 }
 
-fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Change> {
+fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<PlannedChange> {
     let leaves = |node: &NodeName| match seen.readiness(node) {
         NodeReadiness::Down => "its node is down",
         NodeReadiness::Draining => "its node is draining",
@@ -123,13 +123,13 @@ fn changes(spec: &RcSpec, seen: &RcSnapshot, plan: &ReplicationPlan) -> Vec<Chan
             PodStep::Repair { why, .. } => ("repair", repair_words(*why)),
         };
         let PodRef { node, pod } = step.pod_ref().clone();
-        Change { action, node, pod_id: pod, reason }
+        PlannedChange { action, node, pod_id: pod, reason }
     };
-    let mut changes: Vec<Change> = plan.steps.iter().map(step).collect();
+    let mut changes: Vec<PlannedChange> = plan.steps.iter().map(step).collect();
     if let TransferPlan::Start(node) = &plan.transfer {
         let pod_id = spec.manifest.id().clone();
         let reason = leaves(node);
-        changes.push(Change { action: "transfer", node: node.clone(), pod_id, reason });
+        changes.push(PlannedChange { action: "transfer", node: node.clone(), pod_id, reason });
     }
     changes
 }
@@ -161,7 +161,7 @@ fn plan_text(
     seen: &RcSnapshot,
     spec: &RcSpec,
     plan: &ReplicationPlan,
-    changes: &[Change],
+    changes: &[PlannedChange],
 ) -> String {
     let (before, after) = (seen.pods.len(), plan.replicas.current);
     let desired = spec.replicas_desired;
@@ -174,7 +174,7 @@ fn plan_text(
             "repair" => '~',
             _ => '>',
         };
-        let Change { action, node, reason, .. } = change;
+        let PlannedChange { action, node, reason, .. } = change;
         text.push_str(&format!("  {sign} {node:width$}  {action}: {reason}\n"));
     }
     if changes.is_empty() {

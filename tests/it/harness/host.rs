@@ -17,7 +17,6 @@ use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::state::DataDir;
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown};
 use rcfarm_store::Entry;
-use rcfarm_store::session::SessionSettings;
 use rcfarm_testing::pod_processes;
 use rcfarm_testing::wait::{PATIENCE, eventually, until};
 use tokio::task::JoinHandle;
@@ -40,25 +39,13 @@ impl Host {
     /// Another machine on the same store.
     pub fn on(store: &Emulator, name: &str) -> Host {
         let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("data");
         let settings = AgentSettings {
-            name: name.parse().unwrap(),
-            address: "127.0.0.1".to_owned(),
-            http: None,
             serves_logs: true,
             labels: BTreeMap::from([("pool".to_owned(), "test".to_owned())]),
             capacity: "cpu=4,gpu=2".parse().unwrap(),
-            ports: None,
             env: BTreeMap::from([("NODE_PORT".to_owned(), "12345".to_owned())]),
-            data_dir: directory.path().join("data"),
-            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
-            ended_logs: Default::default(),
-            session: SessionSettings {
-                check_ttl: Some(Duration::from_secs(10)),
-                session_ttl: Duration::from_secs(30),
-            },
-            limits: Default::default(),
-            at_shutdown: AtShutdown::LeavePods,
-            permits: Default::default(),
+            ..AgentSettings::new(name.parse().unwrap(), "127.0.0.1", data_dir)
         };
         Host { cluster: Cluster::on(store.clone()), settings, _directory: directory, agent: None }
     }
@@ -90,6 +77,11 @@ impl Host {
         let (task, _) = self.agent.take().unwrap();
         task.abort();
         let _ = task.await;
+        self.until_unlocked().await;
+    }
+
+    /// Waits until nothing that the agent started in this process has its data directory. Elsewhere the process ends.
+    async fn until_unlocked(&self) {
         let data = &self.settings.data_dir;
         eventually("the agent's end", || DataDir::open(data).is_ok()).await;
     }
@@ -98,7 +90,9 @@ impl Host {
     pub async fn stop(&mut self) -> Result<(), AgentError> {
         let (task, shutdown) = self.agent.take().unwrap();
         shutdown.cancel();
-        task.await.unwrap()
+        let ended = task.await.unwrap();
+        self.until_unlocked().await;
+        ended
     }
 
     pub async fn end(mut self) {

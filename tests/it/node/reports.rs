@@ -85,6 +85,12 @@ impl Stage {
     }
 }
 
+/// A report without its times of day. Their length differs, too: a fraction ends with its last digit that is not 0.
+fn without_times(report: &str) -> String {
+    let is_time = |text: &&str| text.ends_with('Z') && text.as_bytes().get(10) == Some(&b'T');
+    report.split('"').filter(|text| !is_time(text)).collect::<Vec<_>>().join("\"")
+}
+
 #[tokio::test(start_paused = true)]
 async fn deleted_realities_are_written_again_at_once() {
     let stage = Stage::new(&["p1", "p2"]).await;
@@ -106,11 +112,10 @@ async fn deleted_realities_are_written_again_at_once() {
 async fn each_deleted_part_of_a_report_is_written_again() {
     let stage = Stage::new(&["p1", "p2"]).await;
     for key in stage.keys("p1") {
-        let before = stage.host.get(&key).await.unwrap();
+        let before = without_times(&stage.host.get(&key).await.unwrap());
         stage.host.delete(&key).await;
         stage.is_back(&key, RESYNC).await;
-        let after = stage.host.get(&key).await.unwrap();
-        assert_eq!(before.len(), after.len(), "{key}: {after}");
+        assert_eq!(without_times(&stage.host.get(&key).await.unwrap()), before, "{key}");
     }
     // What somebody wrote over it counts as deleted.
     let reality = &stage.keys("p2")[0];

@@ -25,7 +25,7 @@ pub struct UpdateChoice {
 }
 
 impl UpdateChoice {
-    /// The choice for a manifest.
+    /// `manifest`: its text. The choice ends with it.
     #[must_use]
     pub fn new(order: UpdateOrder, manifest: &str) -> UpdateChoice {
         UpdateChoice { order, manifest: content_hash(manifest.as_bytes()) }

@@ -135,23 +135,31 @@ pub fn session_settings() -> SessionSettings {
     }
 }
 
+impl AgentSettings {
+    /// Settings of a node without labels, capacity or a log server.
+    #[must_use]
+    pub fn new(name: NodeName, address: impl Into<String>, data_dir: PathBuf) -> AgentSettings {
+        AgentSettings {
+            name,
+            address: address.into(),
+            http: None,
+            serves_logs: false,
+            labels: BTreeMap::new(),
+            capacity: ResourceList::default(),
+            ports: None,
+            env: BTreeMap::new(),
+            data_dir,
+            log_bytes: logs::MAX_BYTES,
+            ended_logs: LogRetention::default(),
+            session: session_settings(),
+            limits: TxnLimits::default(),
+            at_shutdown: AtShutdown::default(),
+            permits: PodPermits::default(),
+        }
+    }
+}
+
 #[cfg(test)]
 fn test_settings() -> AgentSettings {
-    AgentSettings {
-        name: "n1".parse().expect("a name"),
-        address: "127.0.0.1".to_owned(),
-        http: None,
-        serves_logs: false,
-        labels: BTreeMap::new(),
-        capacity: ResourceList::default(),
-        ports: None,
-        env: BTreeMap::new(),
-        data_dir: PathBuf::new(),
-        log_bytes: logs::MAX_BYTES,
-        ended_logs: Default::default(),
-        session: session_settings(),
-        limits: TxnLimits::default(),
-        at_shutdown: AtShutdown::LeavePods,
-        permits: PodPermits::default(),
-    }
+    AgentSettings::new("n1".parse().expect("a name"), "127.0.0.1", PathBuf::new())
 }

@@ -102,7 +102,7 @@ impl PodProcess {
         }
     }
 
-    /// Notes a start.
+    /// A process is about to be started: counts the attempt.
     pub(super) fn starting(&mut self, launch: Option<&Launch>) {
         self.state = AgentPodState::Starting;
         self.attempt += 1;

@@ -30,7 +30,7 @@ pub enum Proof {
     Asked,
     /// To be asked again at this time since the agent's start.
     Unclear(Duration),
-    /// It was deleted.
+    /// Consul has the agent's report of the pod and no intent.
     Gone,
     /// Consul has neither the intent nor a report of it. This lasts until the pod is intended again.
     Lost,

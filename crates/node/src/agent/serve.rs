@@ -83,7 +83,7 @@ struct LogQuery {
     uid: Option<u64>,
 }
 
-/// A log that was found.
+/// Where the bytes of an answer are.
 enum FoundLog {
     /// From a byte offset on, until the pod is removed.
     Followed(PathBuf, u64),

@@ -22,10 +22,10 @@ use crate::schedule::action::Fault;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::resource_list::ResourceList;
 use rcfarm_emulator::Emulator;
-use rcfarm_node::agent::{Agent, AgentError, AgentSettings, AtShutdown, session_settings};
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings};
+use rcfarm_store::Env;
 use rcfarm_store::failpoints::Freezer;
 use rcfarm_store::time::{IdSource, monotonic};
-use rcfarm_store::{Env, TxnLimits};
 use rcfarm_testing::clock::VirtualClock;
 
 /// An agent that ended by itself is started again after this long, as a supervisor would.
@@ -126,22 +126,10 @@ impl Agents {
         let store = Network::new(consul, link.clone(), self.checker.clone());
         let ids = Arc::new(IdSource::from_seed(rng.seed()));
         let env = Env::new(store, self.clock.clone(), ids);
+        let data_dir = host.disk.path().to_owned();
         let settings = AgentSettings {
-            name: node.clone(),
-            address: format!("{node}.sim"),
-            http: None,
-            serves_logs: false,
-            labels: BTreeMap::new(),
             capacity: host.capacity.clone(),
-            ports: None,
-            env: BTreeMap::new(),
-            data_dir: host.disk.path().to_owned(),
-            log_bytes: rcfarm_node::agent::logs::MAX_BYTES,
-            ended_logs: Default::default(),
-            session: session_settings(),
-            limits: TxnLimits::default(),
-            at_shutdown: AtShutdown::LeavePods,
-            permits: Default::default(),
+            ..AgentSettings::new(node.clone(), format!("{node}.sim"), data_dir)
         };
         let agent = Agent::new(settings, env, host.machine.clone());
         let freezer = Freezer::default();
