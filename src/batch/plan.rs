@@ -3,11 +3,12 @@
 //! First it updates known groups (`plan/reconcile_existing.rs`). Then it places those that need nodes, in this order:
 //! priority of the queue; admitted groups, which lost their nodes, before waiting ones; priority of the group; waiting
 //! time. A group is admitted and placed in one step: its queue and the ancestors must have the capability, and each
-//! member that it needs to start needs a node with capacity.
+//! member that it needs to start needs a node with capacity. Its `minResources` must be left, too
+//! (`plan/min_resources.rs`).
 //!
-//! In a FIFO queue a group that does not fit blocks those behind it, unless it exceeds a capability outright. If it
-//! waits for nodes, it blocks them only until its timeout, and then goes to the end of the queue. In other queues those
-//! behind it go ahead, until it was passed as often as the queue allows (`plan/passes.rs`).
+//! In a FIFO queue a group that does not fit blocks those behind it and keeps its place, however long it waits, unless
+//! it exceeds a capability outright. In other queues those behind it go ahead, until it was passed as often as the queue
+//! allows (`plan/passes.rs`).
 //!
 //! A pass ends early once it has placed enough groups or compared enough nodes; the next one goes on
 //! ([`BatchPlan::more`]). What did not fit is remembered until capacity grows ([`PassMemory`]).
@@ -15,6 +16,7 @@
 mod adjust;
 mod growth;
 mod memory;
+mod min_resources;
 mod passes;
 mod reconcile_existing;
 mod sizes;
@@ -154,11 +156,13 @@ enum Message {
     DoesNotFit(Gang),
 }
 
-/// Selector and resources of a waiting group with a single pod; `None`: another group.
+/// Selector and resources of a waiting group with a single pod and no `minResources`; `None`: another group.
 fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c ResourceList)> {
     match &c.record.spec.tasks[..] {
-        [task] if task.replicas == 1 && !c.admitted && c.record.spec.ended.is_empty() => {
-            Some((&task.node_selector, &task.resources))
+        [task] if task.replicas == 1 && !c.admitted => {
+            let spec = &c.record.spec;
+            let is_plain = spec.ended.is_empty() && spec.min_resources.is_zero();
+            is_plain.then_some((&task.node_selector[..], &task.resources))
         }
         _ => None,
     }
@@ -369,6 +373,10 @@ impl<'a> Pass<'a, '_> {
     /// Admits and places one group with all its members or with the fewest, or sets its reason.
     fn admit_one(&mut self, c: &Candidate<'a>, all: Asked) -> usize {
         let spec = &c.record.spec;
+        if let Err(why) = self.check_min_resources(c) {
+            self.block(c, why);
+            return 1;
+        }
         let mut found = self.find(c, all);
         let least = spec.least_to_place();
         if found.is_err() && spec.min_member.is_some() && least != spec.all_to_place() {
@@ -376,7 +384,7 @@ impl<'a> Pass<'a, '_> {
         }
         match found {
             Ok(answer) => self.bind(c, &answer),
-            Err(why) => self.block_or_requeue(c, why),
+            Err(why) => self.block(c, why),
         }
         1
     }
@@ -467,75 +475,47 @@ impl<'a> Pass<'a, '_> {
         self.placed += 1;
     }
 
-    /// Handles a group that does not fit. In a FIFO queue it blocks those behind it. If it waits for nodes, it does so
-    /// until its timeout, and is then requeued.
-    fn block_or_requeue(&mut self, c: &Candidate<'a>, (reason, message): Why) {
-        let queue = self.seen.queues.0.get(&c.queue);
-        let strict = queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo);
+    /// Handles a group that does not fit. In a FIFO queue it blocks those behind it, unless it exceeds a capability.
+    fn block(&mut self, c: &Candidate<'a>, (reason, message): Why) {
         if let Some(until) = c.known.and_then(|k| k.value.place_by).filter(|_| c.admitted) {
             self.due(until);
         }
-        let waits_for_nodes = matches!(
-            reason,
-            PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes
-        );
-        if !strict {
+        if !self.is_strict(&c.queue) {
             self.note_head(c, reason);
-        }
-        if !strict || reason == PodGroupReason::ExceedsCapability {
-            return self.wait(c, (reason, message));
-        }
-        if c.admitted || !waits_for_nodes {
+        } else if reason != PodGroupReason::ExceedsCapability {
             self.blocked_by.insert(c.queue.clone(), c.id.clone());
-            return self.wait(c, (reason, message));
         }
-        match c.known.and_then(|known| known.value.place_by) {
-            Some(until) if until <= self.seen.now => {
-                let after = self.requeued(c.status(), &c.record.spec);
-                self.list(c, after.reason);
-                self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
-            }
-            Some(until) => {
-                self.due(until);
-                self.blocked_by.insert(c.queue.clone(), c.id.clone());
-                self.wait(c, (reason, message));
-            }
-            None => {
-                let until = self.timeout(&c.record.spec);
-                self.due(until);
-                self.blocked_by.insert(c.queue.clone(), c.id.clone());
-                self.list(c, reason);
-                let mut after = c.status();
-                after.place_by = Some(until);
-                let text = self.text(message);
-                after.say(PodGroupPhase::Pending, reason, text, self.seen.now);
-                self.plan.changes.push(PlacementChange::of_status(c.id, c.known, after));
-            }
-        }
+        self.wait(c, (reason, message));
     }
 
-    /// Status of a group moved to the end of its queue, with a pause before the next attempt.
+    pub(super) fn is_strict(&self, queue: &QueueName) -> bool {
+        let queue = self.seen.queues.0.get(queue);
+        queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo)
+    }
+
+    /// Status of an admitted group that found no placement in time. It is no longer charged. In a FIFO queue it keeps its
+    /// place; in others it moves to the end of its queue, with a pause before the next attempt.
     pub(super) fn requeued(
         &mut self,
         mut after: PodGroupStatus,
         spec: &PodGroupSpec,
     ) -> PodGroupStatus {
         let now = self.seen.now;
-        after.sent_back = after.sent_back.saturating_add(1);
-        let until = now.checked_add(self.seen.spec.pause(after.sent_back)).unwrap_or(now);
-        self.due(until);
-        after.not_before = Some(until);
-        after.place_by = None;
-        after.since = self.seen.latest;
         let seconds =
             spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
-        let message = format!("it had no place within {seconds} s; again after {until}");
-        after.say(
-            next(after.phase, Order::Requeue, MemberState::TooFew),
-            PodGroupReason::BackedOff,
-            message,
-            now,
-        );
+        after.place_by = None;
+        let message = if self.is_strict(&spec.queue) {
+            format!("it had no place within {seconds} s; it keeps its place in the queue")
+        } else {
+            after.sent_back = after.sent_back.saturating_add(1);
+            let until = now.checked_add(self.seen.spec.pause(after.sent_back)).unwrap_or(now);
+            self.due(until);
+            after.not_before = Some(until);
+            after.since = self.seen.latest;
+            format!("it had no place within {seconds} s; again after {until}")
+        };
+        let phase = next(after.phase, Order::Requeue, MemberState::TooFew);
+        after.say(phase, PodGroupReason::BackedOff, message, now);
         after
     }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::min_resources::KnownTotals;
 use crate::batch::placing::VersionedStatus;
 use crate::cluster::queues::StoredGroup;
 use crate::placement::capacity::{Decision, Fleet, FleetIndex, Gang, GangPlacement, IndexVersion};
@@ -18,6 +19,7 @@ const PASSES_KEPT: u64 = 100;
 #[derive(Debug, Default)]
 pub struct PassMemory {
     pub(in crate::batch) index: FleetIndex,
+    pub(super) totals: KnownTotals,
     no_room: BTreeMap<Vec<TaskSpec>, DoesNotFit>,
     packing: Packing,
     pass: u64,

@@ -94,13 +94,16 @@ impl<'a> Pass<'a, '_> {
         let spec = &record.spec;
         let gang = gang(id, spec, &spec.least_to_place(), self.seen.spec);
         let fleet = self.without_groups();
-        if !matches!(place(&gang, &fleet), Decision::Bind(_)) {
+        let is_possible = matches!(place(&gang, &fleet), Decision::Bind(_));
+        if !is_possible || !Self::has_min_resources(&head.candidate, &fleet) {
             return None;
         }
         let mut nodes = BTreeSet::new();
         if head.reason == PodGroupReason::InsufficientCapacity {
             let usable = fleet.node_capacities.iter().filter(|(node, room)| {
-                !fleet.unfit.contains(*node) && could_use(&gang, &fleet, node, room)
+                // `minResources` are of all nodes together.
+                let wanted = !spec.min_resources.is_zero() || could_use(&gang, &fleet, node, room);
+                !fleet.unfit.contains(*node) && wanted
             });
             nodes = usable.map(|(node, _)| node.clone()).collect();
         }

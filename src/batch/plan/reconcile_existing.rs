@@ -399,6 +399,8 @@ impl<'a> Pass<'a, '_> {
         after.round = spec.round;
         after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
         after.place_by = phase.is_admitted().then(|| self.timeout(spec));
+        // It is placed again in the next pass; lower groups of its queue wait.
+        self.blocked_by.insert(spec.queue.clone(), id.clone());
         after.say(known.value.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
         self.release_placement(id, known, after, phase);
     }
@@ -417,7 +419,13 @@ impl<'a> Pass<'a, '_> {
                 after.say(known.value.phase, hold.reason, hold.message.clone(), self.seen.now);
                 after
             }
-            None => self.requeued(after, &record.spec),
+            None => {
+                if self.is_strict(&record.spec.queue) {
+                    // It is placed again in the next pass.
+                    self.blocked_by.insert(record.spec.queue.clone(), id.clone());
+                }
+                self.requeued(after, &record.spec)
+            }
         };
         self.release_placement(id, known, after, phase);
     }

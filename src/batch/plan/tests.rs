@@ -2,6 +2,7 @@
 
 mod ended;
 mod large;
+mod min_resources;
 mod passed;
 mod properties;
 mod waiting;
@@ -88,6 +89,15 @@ impl TestScheduler {
         };
         sched.queue("default", json!({}));
         sched
+    }
+
+    pub(super) fn add_node(&mut self, capacity: &str) {
+        let name: NodeName = format!("n{}", self.fleet.labels.nodes.len()).parse().unwrap();
+        let mut labels = (*self.fleet.labels).clone();
+        labels.nodes.insert(name.clone(), [("n".to_owned(), name.to_string())].into());
+        self.fleet.labels = Arc::new(labels);
+        let room = NodeCapacity { capacity: capacity.parse().unwrap(), ..NodeCapacity::default() };
+        self.fleet.node_capacities.insert(name, room);
     }
 
     pub(super) fn next_index(&mut self) -> Index {
@@ -362,44 +372,57 @@ fn what_can_never_fit_holds_nobody_up() {
     );
 }
 
+/// However long it waits, and whatever its timeout says: nothing goes before it.
 #[test]
-fn strict_queue_head_without_nodes_is_requeued_in_time() {
+fn strict_queue_head_without_nodes_keeps_its_place() {
     let mut sched = TestScheduler::new(&[NODE]);
     sched.queue("q", json!({"dequeueStrategy": "fifo"}));
     sched.group(
         "first",
-        json!({"queue": "q", "tasks": workers(1, "9"), "scheduleTimeoutSeconds": 60}),
+        json!({"queue": "q", "tasks": workers(2, "4"), "scheduleTimeoutSeconds": 60}),
     );
     sched.group("second", json!({"queue": "q", "tasks": workers(1, "1")}));
-    let plan = sched.run();
-    assert_eq!(
-        sched.phases(&["first", "second"]),
-        [
-            (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
-            (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)
-        ]
-    );
-    assert_eq!(plan.next, sched.status("first").place_by);
-    sched.later(61);
+    let waiting = [
+        (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
+        (PodGroupPhase::Pending, PodGroupReason::BehindInQueue),
+    ];
+    for seconds in [0, 61, 301, 3600, 86_400] {
+        sched.later(seconds);
+        let plan = sched.run();
+        assert_eq!(sched.phases(&["first", "second"]), waiting, "{seconds} s");
+        assert_eq!(plan.next, None, "nothing is due");
+    }
+    sched.add_node(NODE);
     sched.run();
-    assert_eq!(
-        sched.phases(&["first", "second"]),
-        [
-            (PodGroupPhase::Pending, PodGroupReason::BackedOff),
-            (PodGroupPhase::Inqueue, PodGroupReason::AsDesired)
-        ]
-    );
-    sched.group("third", json!({"queue": "q", "tasks": workers(1, "1")}));
+    assert_eq!(sched.status("first").phase, PodGroupPhase::Inqueue);
+    assert_eq!(sched.status("first").sent_back, 0);
+    assert_eq!(sched.status("second").reason, PodGroupReason::InsufficientCapacity);
+}
+
+/// It gives its charge back, and is still the first.
+#[test]
+fn admitted_group_of_a_strict_queue_keeps_its_place_without_its_charge() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.queue("q", json!({"dequeueStrategy": "fifo"}));
+    sched.group("first", json!({"queue": "q", "tasks": workers(1, "2")}));
     sched.run();
-    assert_eq!(sched.status("third").phase, PodGroupPhase::Inqueue, "a pause holds nobody up");
-    sched.later(11);
+    sched.group("first", json!({"queue": "q", "tasks": workers(2, "4"), "round": 1}));
+    sched.group("second", json!({"queue": "q", "tasks": workers(1, "1")}));
     sched.run();
-    assert_eq!(
-        sched.status("first").reason,
-        PodGroupReason::InsufficientCapacity,
-        "tried again after its pause"
-    );
-    assert_eq!(sched.status("first").sent_back, 1);
+    let since = sched.status("first").since;
+    for seconds in [301, 11, 601] {
+        sched.later(seconds);
+        sched.run();
+        assert_eq!(
+            sched.phases(&["first", "second"]),
+            [
+                (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
+                (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)
+            ]
+        );
+        assert!(sched.status("first").charged.is_empty());
+        assert_eq!(sched.status("first").since, since);
+    }
 }
 
 #[test]

@@ -415,8 +415,6 @@ fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, issues: &m
         }
     }
     if !entries.is_empty() {
-        let why = "a job waits until its members have a place, and is charged what they ask for; it is passed over";
-        issues.warning(scheduling.at("minResources"), why);
         job.min_resources = Some(wanted);
     }
 }

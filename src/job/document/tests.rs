@@ -424,10 +424,16 @@ fn a_probe_may_name_a_port_of_its_container() {
 }
 
 #[test]
-fn what_a_scheduling_policy_says_in_vain_is_told() {
-    let policy = json!({"schedulingPolicy": {"minResources": {"cpu": 1}}});
-    let read = bent(|document| set(document, "/spec/runPolicy", policy)).unwrap();
-    assert_eq!(fields(&read.warnings), ["spec.runPolicy.schedulingPolicy.minResources"]);
+fn min_resources_are_read_and_refused_where_they_are_no_amounts() {
+    let bent = |amounts: Value| {
+        let policy = json!({"schedulingPolicy": {"minResources": amounts}});
+        bent(|document| set(document, "/spec/runPolicy", policy))
+    };
+    let read = bent(json!({"cpu": "1500m", "nvidia.com/gpu": 2})).unwrap();
+    assert_eq!(fields(&read.warnings), [""; 0]);
+    assert_eq!(read.spec.min_resources, Some("cpu=1500m,gpu=2".parse().unwrap()));
+    let refused = bent(json!({"cpu": "many"})).unwrap_err();
+    assert_eq!(fields(&refused), ["spec.runPolicy.schedulingPolicy.minResources.cpu"]);
 }
 
 #[test]

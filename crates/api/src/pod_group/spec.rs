@@ -53,7 +53,7 @@ pub struct PodGroupSpec {
     /// Within its queue, higher goes first.
     #[serde(skip_serializing_if = "is_zero")]
     pub priority: i64,
-    /// Minimum resources, for people; its tasks' requests are charged.
+    /// What must be left in its queue and free on the nodes for it to be admitted; its tasks' requests are charged.
     #[serde(skip_serializing_if = "ResourceList::is_empty")]
     pub min_resources: ResourceList,
     /// Its tasks.
