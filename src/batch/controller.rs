@@ -87,6 +87,10 @@ impl Revisioned for SchedulerStatus {
 }
 
 impl ChainedStatus for SchedulerStatus {
+    fn observed_index(&self) -> Index {
+        self.observed_index
+    }
+
     fn gauges(&self) -> Option<RecordGauges> {
         let state = if self.last_error.is_some() { "Failing" } else { "Active" };
         let is_quarantined = self.quarantined_until.is_some();

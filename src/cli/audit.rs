@@ -1,9 +1,10 @@
 //! `rcfarm audit …`: the audit log.
 //!
-//! Keys read: the audit log, records and statuses of controllers, pods' labels, allocations. Keys written: `acknowledge`
+//! Keys read: the audit log, records and statuses of controllers and jobs, queues, pods' labels, allocations. Keys written: `acknowledge`
 //! adds records; `prune` adds a checkpoint to the log and then deletes older records. Farms and commands append records.
 //! A crash of `prune` between the two leaves more records than necessary; the next `prune` deletes them.
 
+mod jobs;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use super::output::{Column, duration, or_dash, table};
 use super::rc::find;
 use rcfarm_api::Stored;
 use rcfarm_api::Timestamp;
-use rcfarm_api::audit::{AuditRecord, Details, Logged, prune_plan};
+use rcfarm_api::audit::{AuditCause, AuditRecord, Details, Logged, prune_plan};
 use rcfarm_api::ids::{Namespaced, NodeName, QueueName, RcId};
 use rcfarm_api::key::{self, Key};
 use rcfarm_store::audit_op;
@@ -373,7 +374,8 @@ async fn prune(context: &CommandContext, args: &PruneArgs) -> anyhow::Result<Cli
     if !args.dry_run {
         // All parts must exist before any record is deleted.
         for part in plan.checkpoints {
-            let record = AuditRecord::new(&Details::Checkpoint(part), now);
+            let record = AuditRecord::new(&Details::Checkpoint(part), now)
+                .caused_by(AuditCause::external(None));
             let op = audit_op(context.ids.ordered_uuid(now), &record);
             let refused =
                 |what: String| format!("cannot write the checkpoint: {what}; nothing was deleted");

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::failure::{CliExit, failure};
 use super::output::{Column, Output, table};
-use rcfarm_api::audit::{Actor, AuditRecord, Details};
+use rcfarm_api::audit::{Actor, AuditCause, AuditRecord, Details};
 use rcfarm_api::ids::RcId;
 use rcfarm_api::key;
 use rcfarm_api::{Stored as _, Timestamp, backoff};
@@ -186,7 +186,8 @@ impl CommandContext {
             Details::JobChanged(change) => key::namespaced_audit_log(&change.job.namespace, id),
             _ => key::audit_log(id),
         };
-        let value = AuditRecord::new(details, self.now()).encode();
+        let record = AuditRecord::new(details, self.now()).caused_by(AuditCause::external(None));
+        let value = record.encode();
         txn.push(Op::Cas { key: key.clone(), value, flags: 0, index: Index::ZERO });
         self.send(&key, txn.ops()).await
     }

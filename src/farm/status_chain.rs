@@ -23,7 +23,7 @@ use super::kind::{Action, ClaimedRecord, ControllerContext, ReconcileError};
 use super::metrics::{CommitOutcome, RecordGauges};
 use super::status_check::ExpectedStatus;
 use machine::{CommitAnswer, Machine, Next};
-use rcfarm_api::audit::AuditRecord;
+use rcfarm_api::audit::{AuditCause, AuditRecord};
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
@@ -35,6 +35,9 @@ pub use machine::{RefusedParts, Revisioned, StatusWrite};
 
 /// A status that is the chain of its record's transactions.
 pub trait ChainedStatus: Revisioned + Stored + Send + Sync + 'static {
+    /// ModifyIndex of the record that the status is about.
+    fn observed_index(&self) -> Index;
+
     /// The status to continue with when the stored value cannot be decoded.
     ///
     /// # Errors
@@ -289,7 +292,8 @@ impl<S: ChainedStatus> StatusChain<S> {
         mut txn: Txn<Fenced>,
         audit: &AuditRecord,
     ) -> Result<Committed, ReconcileError> {
-        txn.push(self.audit_op(audit));
+        let cause = AuditCause::decision(Some(self.status().observed_index()));
+        txn.push(self.audit_op(audit, &cause));
         match self.write(txn).await? {
             Commit::Applied(index) => Ok(Committed::Applied(index)),
             Commit::ClaimLost => Err(ReconcileError::ClaimLost),
@@ -388,7 +392,9 @@ impl<S: ChainedStatus> StatusChain<S> {
         let first = txn.ops().len();
         let layout = Layout { record, shared: first..first + change.shared.len() };
         txn.extend(change.shared);
-        let audit: Vec<Op> = change.audit.iter().map(|record| self.audit_op(record)).collect();
+        let cause = self.cause(change.record);
+        let audit: Vec<Op> =
+            change.audit.iter().map(|record| self.audit_op(record, &cause)).collect();
         if enabled(Failpoint::NoAudit) || audit.is_empty() {
             return (txn, None, layout);
         }
@@ -425,8 +431,24 @@ impl<S: ChainedStatus> StatusChain<S> {
         }
     }
 
-    fn audit_op(&self, record: &AuditRecord) -> Op {
-        audit_op(self.ctx.ids.ordered_uuid(record.timestamp), record)
+    /// Cause of a change that was planned for this record. The first one after a change of the record follows from it.
+    fn cause(&self, record: RecordGuard) -> AuditCause {
+        match record {
+            RecordGuard::At(index) if index != self.status().observed_index() => {
+                AuditCause::external(Some(index))
+            }
+            RecordGuard::At(index) => AuditCause::decision(Some(index)),
+            RecordGuard::Absent => AuditCause::external(None),
+            RecordGuard::Any => AuditCause::decision(None),
+        }
+    }
+
+    fn audit_op(&self, record: &AuditRecord, cause: &AuditCause) -> Op {
+        let id = self.ctx.ids.ordered_uuid(record.timestamp);
+        if record.cause.is_some() {
+            return audit_op(id, record);
+        }
+        audit_op(id, &record.clone().caused_by(cause.clone()))
     }
 }
 

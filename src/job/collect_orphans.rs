@@ -10,7 +10,7 @@ use super::manifest::PodIdentity;
 use super::writes::{remove_ops, remove_unlabelled_ops};
 use crate::cluster::commands::Pending;
 use crate::farm::kind::ControllerContext;
-use rcfarm_api::audit::{AuditRecord, Details, JobStep};
+use rcfarm_api::audit::{AuditRecord, DELETED, Details, JobStep};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::status::JobStatus;
@@ -86,7 +86,7 @@ pub fn audited(
     collection: &OrphanCollection,
 ) -> AuditRecord {
     let phase =
-        if collection.is_last { "Deleted".to_owned() } else { status.state.phase.to_string() };
+        if collection.is_last { DELETED.to_owned() } else { status.state.phase.to_string() };
     let removed =
         collection.pods.iter().map(|(place, identity)| format!("{}@{}", identity.slot, place.node));
     let details = JobStep {

@@ -81,6 +81,10 @@ impl Revisioned for JobStatus {
 }
 
 impl ChainedStatus for JobStatus {
+    fn observed_index(&self) -> Index {
+        self.observed_index
+    }
+
     /// Refuses to start from an empty status: counts would be lost, and a finished job would run again.
     fn unreadable(key: &Key, error: &FieldError) -> Result<Self, ReconcileError> {
         Err(ReconcileError::Record(format!(

@@ -2,7 +2,7 @@
 
 use super::plan::{Create, JobPlan};
 use crate::farm::kind::ControllerContext;
-use rcfarm_api::audit::{Actor, AuditRecord, Details, JobStep};
+use rcfarm_api::audit::{Actor, AuditCause, AuditRecord, DELETED, Details, JobStep};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
@@ -44,7 +44,7 @@ pub fn step(
         command: plan.consume.as_ref().map(|command| command.id),
         phase_before: before.to_string(),
         phase: match plan.finished {
-            true => "Deleted".to_owned(),
+            true => DELETED.to_owned(),
             false => status.state.phase.to_string(),
         },
         reason: status.state.reason.clone(),
@@ -56,7 +56,11 @@ pub fn step(
         pods_released: released.iter().map(|at| format!("{}@{}", at.pod, at.node)).collect(),
         pods_removed: removed.iter().take(LISTED).map(|(at, slot)| pod(slot, &at.node)).collect(),
     };
-    Some(AuditRecord::new(&Details::JobStep(details), ctx.clock.wall()))
+    let record = AuditRecord::new(&Details::JobStep(details), ctx.clock.wall());
+    Some(match &plan.consume {
+        Some(command) => record.caused_by(AuditCause::external(Some(command.index))),
+        None => record,
+    })
 }
 
 /// Record of a transaction of a batched start.

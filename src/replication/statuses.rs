@@ -19,6 +19,10 @@ impl Revisioned for RcStatus {
 }
 
 impl ChainedStatus for RcStatus {
+    fn observed_index(&self) -> Index {
+        self.observed_index
+    }
+
     fn gauges(&self) -> Option<RecordGauges> {
         let Replicas { desired, current, healthy, .. } = self.replicas;
         let mut failed = self.conditions.iter().filter(|condition| !condition.status);

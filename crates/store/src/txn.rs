@@ -213,6 +213,7 @@ mod tests {
             event_details: serde_json::json!({"a": 1}),
             timestamp: "2026-01-01T00:00:00Z".parse().unwrap(),
             schema_version: 1,
+            cause: None,
         };
         let Op::Cas { key, index, value, .. } = audit_op(id, &record) else { panic!("not a CAS") };
         assert_eq!((key, index), (key::audit_log(id), Index::ZERO));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use super::{AcknowledgeArgs, controller, logged};
+use super::{AcknowledgeArgs, controller, jobs, logged};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::rc::allocations;
@@ -12,10 +12,10 @@ use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::OrphanedAllocation;
 use rcfarm_api::Stored;
 use rcfarm_api::audit::{
-    Actual, ChangeAcknowledged, Details, Difference, Folded, Logged, QueueChange, compare,
-    compare_queues, compare_records, fold, record_hash,
+    Actual, ChangeAcknowledged, Details, Difference, Folded, JobDifference, Logged, QueueChange,
+    StoredJob, compare, compare_jobs, compare_queues, compare_records, fold, record_hash,
 };
-use rcfarm_api::ids::{QueueName, RcId};
+use rcfarm_api::ids::{Namespaced, QueueName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
 use rcfarm_api::rc::spec::RcRecord;
@@ -33,13 +33,16 @@ struct LogAndState {
     /// Specifications of the queues.
     queues: BTreeMap<QueueName, QueueSpec>,
     queue_differences: BTreeSet<QueueName>,
+    jobs: BTreeMap<Namespaced, StoredJob>,
+    job_differences: BTreeSet<JobDifference>,
 }
 
 async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> {
     // In one transaction: prefixes read one after the other differ while a farm writes.
     let logs = [key::audit_logs(), key::namespaced_audit_logs()];
     let records = [key::rcs(), key::rc_statuses(), key::queues()];
-    let trees = logs.iter().cloned().chain(records).chain(allocations::trees());
+    let trees = logs.iter().cloned().chain(records).chain(jobs::trees());
+    let trees = trees.chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &rcfarm_store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
@@ -57,12 +60,26 @@ async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> 
     differences.extend(edited.filter(|difference| !told.contains(&difference.controller())));
     let queues = stored_queues(&under(&key::queues()));
     let queue_differences = compare_queues(&folded, &queues);
-    Ok(LogAndState { entries, log, folded, actual, hashes, differences, queues, queue_differences })
+    let jobs = jobs::stored_jobs(&entries);
+    let job_differences = compare_jobs(&folded.jobs, &jobs);
+    Ok(LogAndState {
+        entries,
+        log,
+        folded,
+        actual,
+        hashes,
+        differences,
+        queues,
+        queue_differences,
+        jobs,
+        job_differences,
+    })
 }
 
 pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
-    let LogAndState { entries, log, folded, differences, queue_differences, .. } =
-        log_and_state(context).await?;
+    let LogAndState {
+        entries, log, folded, differences, queue_differences, job_differences, ..
+    } = log_and_state(context).await?;
     let (unknown, differences): (Vec<_>, Vec<_>) = differences
         .into_iter()
         .partition(|difference| matches!(difference, Difference::NotInLog { .. }));
@@ -75,16 +92,22 @@ pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> 
         "differences": differences,
         "queues": folded.queues.len(),
         "queue_differences": queue_differences,
+        "jobs": folded.jobs.len(),
+        "job_differences": job_differences,
         "gaps": folded.gaps,
         "not_in_log": unknown,
         "records_without_controller": folded.unattributed,
     });
-    let is_same = differences.is_empty() && queue_differences.is_empty();
+    let is_same =
+        differences.is_empty() && queue_differences.is_empty() && job_differences.is_empty();
     let is_clean = is_same && folded.gaps.is_empty() && orphaned_allocations.is_empty();
     context.show(&shown, || {
         let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
         for queue in &queue_differences {
             text.push_str(&format!("differs: {}\n", queue_words(queue)));
+        }
+        for job in &job_differences {
+            text.push_str(&format!("differs: {}\n", jobs::describe(job)));
         }
         if !is_same {
             text.push_str(
@@ -106,8 +129,9 @@ pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> 
         }
         let (log, controllers) = (log.len(), folded.controllers.len());
         let verdict = if is_clean { "agree" } else { "do not agree" };
+        let (queues, jobs) = (folded.queues.len(), folded.jobs.len());
         text.push_str(&format!(
-            "{log} records and the state of {controllers} controllers {verdict}\n"
+            "{log} records and the state of {controllers} controllers, {queues} queues and {jobs} jobs {verdict}\n"
         ));
         text
     })?;
@@ -118,7 +142,7 @@ fn queue_words(queue: &QueueName) -> String {
     format!("queue {queue}: its spec is not the one that was logged last")
 }
 
-/// Writes a record for each controller and queue whose state the log does not give: from then on the log has it. Each
+/// Writes a record for each controller, queue and job whose state the log does not give: from then on the log has it. Each
 /// is guarded by what it is about.
 pub(super) async fn acknowledge(
     context: &CommandContext,
@@ -133,6 +157,8 @@ pub(super) async fn acknowledge(
         differences,
         queues,
         mut queue_differences,
+        jobs: stored_jobs,
+        mut job_differences,
         ..
     } = log_and_state(context).await?;
     let mut found: BTreeMap<RcId, Vec<String>> = BTreeMap::new();
@@ -161,29 +187,35 @@ pub(super) async fn acknowledge(
             record: hashes.get(controller).cloned(),
             differences: shortened(differences),
         });
-        context.commit(guards(*controller, &entries), &details, None).await?.map_err(|_| {
-            failure(format!("{controller} changed meanwhile"), "run the command again")
-        })?;
+        accept(context, controller.to_string(), guards(*controller, &entries), &details).await?;
     }
     if only.is_some() {
         queue_differences.clear();
+        job_differences.clear();
     }
-    for queue in queue_differences.iter().filter(|_| !args.dry_run) {
-        let guard = unchanged(key::queue(queue), &entries);
-        let details = Details::QueueChanged(QueueChange {
-            queue: queue.clone(),
-            actor: context.actor(),
-            reason: "Acknowledged".to_owned(),
-            farm: None,
-            before: folded.queues.get(queue).cloned().flatten(),
-            after: queues.get(queue).and_then(|spec| serde_json::to_value(spec).ok()),
-        });
-        context.commit([guard], &details, None).await?.map_err(|_| {
-            failure(format!("queue {queue} changed meanwhile"), "run the command again")
-        })?;
+    if !args.dry_run {
+        for queue in &queue_differences {
+            let details = Details::QueueChanged(QueueChange {
+                queue: queue.clone(),
+                actor: context.actor(),
+                reason: "Acknowledged".to_owned(),
+                farm: None,
+                before: folded.queues.get(queue).cloned().flatten(),
+                after: queues.get(queue).and_then(|spec| serde_json::to_value(spec).ok()),
+            });
+            let guards = [unchanged(key::queue(queue), &entries)];
+            accept(context, format!("queue {queue}"), guards, &details).await?;
+        }
+        for difference in &job_differences {
+            let job = &difference.job;
+            let change = jobs::acknowledged(context, difference, &stored_jobs);
+            let guards = [key::job(job), key::job_status(job)].map(|key| unchanged(key, &entries));
+            accept(context, format!("job {job}"), guards, &Details::JobChanged(change)).await?;
+        }
     }
-    let shown =
-        json!({"acknowledged": found, "queues": queue_differences, "dry_run": args.dry_run});
+    let shown = json!({
+        "acknowledged": found, "queues": queue_differences, "jobs": job_differences, "dry_run": args.dry_run,
+    });
     context.show(&shown, || {
         let would = if args.dry_run { "would accept" } else { "accepted" };
         let mut text = String::new();
@@ -193,12 +225,28 @@ pub(super) async fn acknowledge(
         for queue in &queue_differences {
             text.push_str(&format!("{would}: {}\n", queue_words(queue)));
         }
-        text.push_str(&format!("{would} the state of {} controllers", found.len()));
-        if !queue_differences.is_empty() {
-            text.push_str(&format!(" and {} queues", queue_differences.len()));
+        for job in &job_differences {
+            text.push_str(&format!("{would}: {}\n", jobs::describe(job)));
         }
+        let (controllers, queues, jobs) =
+            (found.len(), queue_differences.len(), job_differences.len());
+        text.push_str(&format!(
+            "{would} the state of {controllers} controllers, {queues} queues and {jobs} jobs"
+        ));
         text
     })
+}
+
+/// Writes a record of what was accepted, unless it has changed since it was read.
+async fn accept(
+    context: &CommandContext,
+    what: String,
+    guards: impl IntoIterator<Item = Op>,
+    details: &Details,
+) -> anyhow::Result<()> {
+    let changed = |_| failure(format!("{what} changed meanwhile"), "run the command again");
+    context.commit(guards, details, None).await?.map_err(changed)?;
+    Ok(())
 }
 
 /// The operations that fail if a controller has changed since these entries were read. A farm replaces the status in

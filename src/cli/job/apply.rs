@@ -15,7 +15,7 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
-use rcfarm_api::audit::Details;
+use rcfarm_api::audit::{Details, JobChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::queue::spec::DEFAULT_QUEUE;
@@ -93,9 +93,11 @@ impl WantedObject for WantedJob {
 
     async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
         let index = self.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
-        let value = self.document.to_string().into();
+        let value: bytes::Bytes = self.document.to_string().into();
+        let record = Some(record_hash(&value));
         let op = Op::Cas { key: key::job(&self.id), value, flags: 0, index };
-        let details = job_change(context, &self.id, format!("{:?}", self.action()));
+        let action = format!("{:?}", self.action());
+        let details = JobChange { record, ..job_change(context, &self.id, action) };
         context.commit([op], &Details::JobChanged(details), None).await?.map_err(|_| {
             let why = format!("{}: somebody changed it meanwhile; it was left as it is", self.id);
             failure(why, "look at it, then try again")

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::find::{FoundJob, find};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
-use rcfarm_api::audit::{Details, JobChange};
+use rcfarm_api::audit::{Details, JobChange, record_hash};
 use rcfarm_api::command::{Command, CommandAction, Target};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
@@ -208,10 +208,12 @@ pub(super) async fn write(
     document: &Value,
     action: &str,
 ) -> anyhow::Result<()> {
-    let change = job_change(context, &found.id, action);
+    let value: bytes::Bytes = document.to_string().into();
+    let record = Some(record_hash(&value));
+    let change = JobChange { record, ..job_change(context, &found.id, action) };
     let op = Op::Cas {
         key: key::job(&found.id),
-        value: document.to_string().into(),
+        value,
         flags: found.entry.flags,
         index: found.entry.modify_index,
     };
@@ -232,5 +234,7 @@ pub(super) fn job_change(
         action: action.to_string(),
         reason: String::new(),
         command: None,
+        record: None,
+        step: None,
     }
 }

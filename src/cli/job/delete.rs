@@ -17,7 +17,7 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
 use rcfarm_api::Stored;
-use rcfarm_api::audit::Details;
+use rcfarm_api::audit::{Details, ORPHANS_REMOVED};
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::key;
@@ -247,7 +247,7 @@ async fn commit(context: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> 
     }
     // A job that was created meanwhile manages the pods of its name itself.
     ops.push(Op::CheckNotExists { key: key::job(id) });
-    let change = Details::JobChanged(job_change(context, id, "OrphansRemoved"));
+    let change = Details::JobChanged(job_change(context, id, ORPHANS_REMOVED));
     context.commit(ops, &change, None).await?.map_err(|_| {
         let why = format!("{id}: something changed meanwhile; not everything was removed");
         failure(why, "run the command again")

@@ -4,6 +4,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::harness::HttpCluster;
+use rcfarm_testing::wait::until;
 
 #[tokio::test]
 async fn list_filters_by_time_and_controller() {
@@ -147,6 +148,78 @@ async fn list_filters_by_queue_and_node() {
         let log = cluster.json(&[&["audit", "list"][..], &filter[..]].concat()).await;
         assert_eq!(log.as_array().unwrap().len(), count, "{filter:?}: {log}");
     }
+}
+
+#[tokio::test]
+async fn raw_edits_of_jobs_are_told_and_can_be_accepted() {
+    let cluster = HttpCluster::new().await;
+    let job = "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: mnist}\nspec: {tasks: [{name: w, \
+        replicas: 1, template: {spec: {containers: [{name: c, command: [sleep, '60']}]}}}]}\n";
+    std::fs::write(cluster.dir.path().join("job.yaml"), job).unwrap();
+    let verify = async || cluster.run(&["audit", "verify"]).await;
+    let farm = cluster.start("f1");
+    cluster.run(&["apply", "-f", "job.yaml"]).await.ok();
+    let status = "rcfarm/job_status/default/mnist";
+    until("it has a status", async || cluster.get(status).await.is_some()).await;
+    let said = verify().await.ok();
+    assert!(said.contains("1 jobs agree"), "{said}");
+    farm.stop().await;
+    // Each by hand: the status, the record, the deletion of both.
+    let key = "rcfarm/jobs/default/mnist";
+    let changes = [
+        (
+            status,
+            Some(("\"phase\":\"Pending\"", "\"phase\":\"Completed\"")),
+            "the log says Pending",
+        ),
+        (key, Some(("sleep", "true")), "its record is not the one"),
+        (key, None, "the log has it, and it has no record"),
+    ];
+    for (key, edit, words) in changes {
+        match edit {
+            Some((from, to)) => {
+                let text = cluster.get(key).await.unwrap().replace(from, to);
+                cluster.put(key, text).await;
+            }
+            None => {
+                cluster.delete(key).await;
+                cluster.delete(status).await;
+            }
+        }
+        let said = verify().await;
+        let line = format!("differs: job default/mnist: {words}");
+        assert!(said.code == 2 && said.stdout.contains(&line), "{said:?}");
+        cluster.run(&["audit", "acknowledge"]).await.ok();
+        assert!(verify().await.ok().contains("agree"));
+        cluster.run(&["audit", "prune", "--keep", "0s"]).await.ok();
+        assert!(verify().await.ok().contains("agree"));
+    }
+    let log = cluster.json(&["audit", "list", "--job", "default/mnist"]).await;
+    assert_eq!(log, json!([]), "nothing is kept of a job that is gone");
+}
+
+#[tokio::test]
+async fn records_say_what_caused_them_and_with_which_code() {
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    let _farm = cluster.start("f1");
+    let id = cluster.create(&["--wait"]).await;
+    let record = cluster.entry(format!("replication_controllers/{id}")).await.unwrap();
+    // The farm repairs it: nobody changed the record.
+    cluster.delete("intent/n1/web").await;
+    until("it is repaired", async || cluster.get("intent/n1/web").await.is_some()).await;
+    let log = cluster.json(&["audit", "list", "--rc", &id]).await;
+    let causes: Vec<_> = log.as_array().unwrap().iter().map(|r| &r["record"]["cause"]).collect();
+    let version = env!("CARGO_PKG_VERSION");
+    let index = record.modify_index;
+    assert_eq!(
+        causes,
+        [
+            &json!({"kind": "external", "version": version}),
+            &json!({"kind": "external", "index": index, "version": version}),
+            &json!({"kind": "decision", "index": index, "version": version}),
+        ]
+    );
 }
 
 #[tokio::test]

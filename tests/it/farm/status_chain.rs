@@ -128,6 +128,7 @@ async fn carry_out_plans(
             event_details: serde_json::json!({"attempt": attempt}),
             timestamp: cluster.clock.wall(),
             schema_version: 1,
+            cause: None,
         };
         let change = Change {
             record: RecordGuard::At(record),

@@ -1,5 +1,6 @@
-//! A node agent whose Consul loses its data: wiped, started again empty, or restored from a snapshot that lacks the
-//! pods. No pod is stopped, and each is reported to the new state as one that is not intended.
+//! A node agent whose Consul loses its data: wiped, started again empty, restored from a snapshot that lacks the pods,
+//! or replaced by an empty one at another address. No pod is stopped, and each is reported to the new state as one that
+//! is not intended.
 
 use rcfarm_api::key;
 use rcfarm_api::node::status::{IntentIndex, PodStatus};
@@ -13,6 +14,8 @@ enum Loss {
     Wiped,
     StartedEmpty,
     Restored,
+    /// The agent is started again with the address of a new Consul.
+    AddressChanged,
 }
 
 struct Stage {
@@ -44,13 +47,17 @@ impl Stage {
         }
     }
 
-    /// Waits until every pod runs and its report names its intent or, if `intended` is false, none. Returns the
-    /// process ids.
+    /// Waits until every pod is reported as running, with its process, and its report names its intent or, if
+    /// `intended` is false, none. Returns the process ids.
     async fn reported(&self, intended: bool) -> Vec<i32> {
         let mut pids = Vec::new();
         for pod in &self.pods {
             until(&format!("{pod} is reported, intended: {intended}"), || async {
-                let status = self.status(pod).await.filter(|status| status.status == "launched");
+                // An agent that has just started reports a pod before it has asked its shim for the process.
+                let runs = |status: &PodStatus| {
+                    status.status == "launched" && status.processes.iter().all(|p| p.pid.is_some())
+                };
+                let status = self.status(pod).await.filter(runs);
                 let index = status.and_then(|status| status.intent_index);
                 index.is_some_and(|index| (index != IntentIndex::NONE) == intended)
             })
@@ -73,6 +80,19 @@ impl Stage {
         answer.error_for_status().unwrap()
     }
 
+    /// Starts the agent again, with its data, at a new Consul. The agent's pods end with the first daemon, its directory
+    /// with the first cluster: both are returned.
+    async fn move_to_another_consul(&mut self) -> (Daemon, RealCluster) {
+        self.agent.signal("TERM");
+        eventually("the agent's end", || !self.agent.runs()).await;
+        let next = RealCluster::real().await;
+        let program = &mut self.cluster.program;
+        *program = program.with_env("CONSUL_HTTP_ADDR", &next.address);
+        let agent = self.cluster.agent_process(node(1).as_str(), &[]);
+        let first = std::mem::replace(&mut self.agent, agent);
+        (first, std::mem::replace(&mut self.cluster, next))
+    }
+
     async fn delete_everything(&self) {
         self.cluster.store.delete_tree(&Prefix::parse("").unwrap()).await.unwrap();
     }
@@ -87,6 +107,7 @@ async fn pods_outlive(loss: Loss, pods: usize) {
     let before = stage.snapshot().await;
     stage.intend().await;
     let pids = stage.reported(true).await;
+    let mut left = None;
     match loss {
         Loss::Wiped => stage.delete_everything().await,
         Loss::StartedEmpty => {
@@ -96,6 +117,7 @@ async fn pods_outlive(loss: Loss, pods: usize) {
         Loss::Restored => {
             stage.http(reqwest::Method::PUT, before).await;
         }
+        Loss::AddressChanged => left = Some(stage.move_to_another_consul().await),
     }
     assert_eq!(stage.reported(false).await, pids, "the same processes");
     assert!(pids.iter().all(|pid| is_alive(*pid)));
@@ -107,6 +129,7 @@ async fn pods_outlive(loss: Loss, pods: usize) {
     }
     eventually("the end of all", || !pids.iter().any(|pid| is_alive(*pid))).await;
     drop(stage.agent);
+    drop(left);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,6 +160,16 @@ async fn one_pod_outlives_a_restored_snapshot() {
 #[tokio::test(flavor = "multi_thread")]
 async fn three_pods_outlive_a_restored_snapshot() {
     pods_outlive(Loss::Restored, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_pod_outlives_a_change_of_address() {
+    pods_outlive(Loss::AddressChanged, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_pods_outlive_a_change_of_address() {
+    pods_outlive(Loss::AddressChanged, 3).await;
 }
 
 /// A pod that was deleted while its agent was down is stopped by the next agent.

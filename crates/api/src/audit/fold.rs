@@ -7,12 +7,13 @@ use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::job_fold::fold_jobs;
 use super::{
-    AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController,
+    AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController, FoldedJob,
     PROMISE_LEAKED, QueueChange, Retarget,
 };
 use crate::Index;
-use crate::ids::{NodeName, QueueName, RcId};
+use crate::ids::{Namespaced, NodeName, QueueName, RcId};
 use crate::queue::spec::QueueSpec;
 
 /// A record with its position in the log.
@@ -34,6 +35,8 @@ pub struct Folded {
     pub controllers: BTreeMap<RcId, FoldedController>,
     /// Last specification of each queue; `None`: it was deleted.
     pub queues: BTreeMap<QueueName, Option<Value>>,
+    /// Jobs that were not deleted.
+    pub jobs: BTreeMap<Namespaced, FoldedJob>,
     /// Records that contradict those before them.
     pub gaps: Vec<Gap>,
     /// Number of retargets without a controller (by p2). They cannot be folded.
@@ -156,7 +159,8 @@ impl Base {
 /// Folds the records after the base, up to and including index `until`.
 pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folded {
     let mut folded = Folded { controllers: base.state.clone(), ..Folded::default() };
-    // A prune keeps the last record of each queue, so that checkpoints do not have them.
+    // A prune keeps what the state of queues and jobs stands on, so that checkpoints do not have them.
+    folded.jobs = fold_jobs(ordered.iter().copied().filter(|logged| logged.index <= until));
     for logged in ordered.iter().filter(|logged| logged.index <= until) {
         if let Some(change) = queue_change(logged) {
             folded.queues.insert(change.queue, change.after);

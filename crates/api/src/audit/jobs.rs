@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Actor;
+use super::{Actor, FoldedStep};
 use crate::Index;
 use crate::ids::{FarmName, Namespaced};
 
@@ -65,4 +65,11 @@ pub struct JobChange {
     /// Id of the command, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Uuid>,
+    /// [`record_hash`](super::record_hash) of the record that was written or accepted. `None`: none was, or it was
+    /// written by an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
+    /// What the accepted status says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<FoldedStep>,
 }

@@ -11,6 +11,7 @@
 
 mod details;
 mod fold;
+mod job_fold;
 mod jobs;
 mod prune;
 mod queues;
@@ -24,10 +25,14 @@ pub use details::{
 pub use fold::{
     Actual, Difference, Folded, Gap, Logged, compare, compare_queues, compare_records, fold,
 };
+pub use job_fold::{
+    ACKNOWLEDGED, DELETED, FoldedJob, FoldedStep, JobDifference, ORPHANS_REMOVED, StoredJob,
+    compare_jobs,
+};
 pub use jobs::{JobChange, JobStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{GroupChange, GroupsOrdered, QueueChange};
-pub use record::{AuditRecord, EventType, SCHEMA_VERSION};
+pub use record::{AuditCause, AuditRecord, CauseKind, EventType, SCHEMA_VERSION};
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use super::fold::{Base, Folded, fold_from, in_order, queue_change};
-use super::{Checkpoint, EventType, FoldedController, Logged};
+use super::job_fold::fold_jobs;
+use super::{Checkpoint, EventType, FoldedController, FoldedJob, Logged};
 use crate::ids::{NodeName, QueueName, RcId};
 use crate::{Index, Timestamp};
 
@@ -33,12 +34,14 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
     let is_checkpoint = |logged: &Logged| logged.record.event_type == EventType::Checkpoint;
     let changes = ordered.iter().filter_map(|l| Some((queue_change(l)?.queue, l.id)));
     let last: BTreeMap<QueueName, Uuid> = changes.collect();
-    let last_of_queues: BTreeSet<Uuid> = last.into_values().collect();
+    let jobs = fold_jobs(ordered.iter().copied());
+    let of_jobs = jobs.values().flat_map(FoldedJob::sources);
+    let kept: BTreeSet<Uuid> = last.into_values().chain(of_jobs).collect();
     let old: Vec<&Logged> = ordered
         .iter()
         .copied()
         .filter(|logged| !is_checkpoint(logged) && logged.record.timestamp < older_than)
-        .filter(|logged| !last_of_queues.contains(&logged.id))
+        .filter(|logged| !kept.contains(&logged.id))
         .collect();
     let Some(newest) = old.last() else {
         return PrunePlan::default();

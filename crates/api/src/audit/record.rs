@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::Details;
-use crate::{FieldError, Stored, Timestamp};
+use crate::{FieldError, Index, Stored, Timestamp};
 
 /// The envelope's version, which p2 writes as 1.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -21,6 +21,52 @@ pub struct AuditRecord {
     pub timestamp: Timestamp,
     /// Version of the envelope, [`SCHEMA_VERSION`].
     pub schema_version: u32,
+    /// What led to the change. `None`: written by p2, or by an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<AuditCause>,
+}
+
+/// What led to a change, and the code that made it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditCause {
+    /// A change from outside, or a decision.
+    pub kind: CauseKind,
+    /// Of a farm's change: ModifyIndex of the record or command that it acted on. `None`: a user's change is in the same
+    /// transaction, the record is gone, or several records were acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<Index>,
+    /// Version of the program that wrote the record.
+    pub version: String,
+}
+
+/// Whether a change came from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseKind {
+    /// A user or another program changed a record, or issued a command. A farm writes it when it first acts on the
+    /// change.
+    External,
+    /// A farm decided it from what else it has seen: nodes, pods, time.
+    Decision,
+    /// Written by a newer version.
+    #[serde(other)]
+    Unknown,
+}
+
+impl AuditCause {
+    /// A change from outside.
+    pub fn external(index: Option<Index>) -> AuditCause {
+        AuditCause {
+            kind: CauseKind::External,
+            index,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// A decision about the record at this index.
+    pub fn decision(index: Option<Index>) -> AuditCause {
+        AuditCause { kind: CauseKind::Decision, ..AuditCause::external(index) }
+    }
 }
 
 impl Stored for AuditRecord {}
@@ -33,7 +79,14 @@ impl AuditRecord {
             event_details: details.to_json(),
             timestamp,
             schema_version: SCHEMA_VERSION,
+            cause: None,
         }
+    }
+
+    /// The record with this cause.
+    #[must_use]
+    pub fn caused_by(self, cause: AuditCause) -> Self {
+        AuditRecord { cause: Some(cause), ..self }
     }
 
     /// The parsed details.

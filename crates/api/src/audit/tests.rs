@@ -227,6 +227,8 @@ fn every_event_type_round_trips() {
             action: "Created".to_owned(),
             reason: String::new(),
             command: None,
+            record: None,
+            step: None,
         }),
         Details::Checkpoint(Checkpoint {
             set: Uuid::from_u128(3),
