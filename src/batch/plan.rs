@@ -39,7 +39,7 @@ use super::ports;
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::{StoredGroup, StoredGroups};
-use crate::placement::capacity::{self, Fleet, Gang};
+use crate::placement::capacity::{self, Fleet, FleetIndex, Gang};
 use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
@@ -178,6 +178,8 @@ pub(super) struct Pass<'a, 'm> {
     pub(super) blocked_by: BTreeMap<QueueName, GroupId>,
     /// By queue, the first group that waits for capacity. Not in FIFO queues.
     heads: BTreeMap<QueueName, Head<'a>>,
+    /// The nodes without what is allocated to groups, once one was asked for. No pass changes them.
+    emptied: Option<(Fleet, FleetIndex)>,
     placed: usize,
     /// Number of calls of [`Pass::due`].
     dues: usize,
@@ -193,7 +195,8 @@ pub(super) struct Pass<'a, 'm> {
 pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     memory.begin(seen.fleet, seen.spec.packing);
     let (plan, blocked_by, heads) = (BatchPlan::default(), BTreeMap::new(), BTreeMap::new());
-    let mut pass = Pass { seen, memory, plan, blocked_by, heads, placed: 0, dues: 0 };
+    let mut pass =
+        Pass { seen, memory, plan, blocked_by, heads, emptied: None, placed: 0, dues: 0 };
     for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -407,7 +410,7 @@ impl<'a> Pass<'a, '_> {
                 let found = self.beside_head(c, &asked.gang, found)?;
                 let found = self.beside(ids, &asked.gang, found);
                 let found = found.map_err(|(reason, text)| (reason, Message::Text(text)))?;
-                self.is_beside_head(c, found)
+                self.check_beside_head(c, found)
             }
             Err(reason) => Err((reason, Message::DoesNotFit(asked.gang))),
         }

@@ -3,7 +3,7 @@
 //! Doorbell keys are deleted 250 ms after they were handled, so that the delete does not queue ahead of the controller's
 //! own transaction in the Raft log, and many deletes share one transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -21,9 +21,17 @@ const AFTER: Duration = Duration::from_millis(250);
 /// Pause before a failed delete is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
+/// Most questions to Consul at once, whether the records of doorbells exist: claims and transactions wait for the same
+/// connections.
+const QUESTIONS: usize = 4;
+
 #[derive(Debug, Default)]
 pub(super) struct Answering {
     answered: BTreeMap<(String, RecordId), Index>,
+    /// Consul is being asked whether their records exist.
+    asking: BTreeSet<Rung>,
+    /// Their records exist, but the cache does not have them yet.
+    existing: BTreeSet<Rung>,
     /// Those of `answered` whose keys are not deleted yet.
     hanging: Vec<Rung>,
     due: Option<Instant>,
@@ -41,21 +49,27 @@ impl Answering {
         self.due.get_or_insert(now + AFTER);
     }
 
-    /// Notes a doorbell of which somebody else decides whether its key is deleted.
-    pub(super) fn asked(&mut self, bell: (String, RecordId), index: Index) {
-        self.answered.insert(bell, index);
+    /// Whether to ask Consul now if a doorbell's record exists. Those that are not asked about now are considered again
+    /// after the next answer.
+    pub(super) fn begins_to_ask(&mut self, rung: &Rung) -> bool {
+        let may_ask = self.asking.len() < QUESTIONS && !self.existing.contains(rung);
+        may_ask && self.asking.insert(rung.clone())
     }
 
-    /// Notes that a doorbell is not handled after all.
-    pub(super) fn forget(&mut self, (bell, index): &Rung) {
-        if self.answered.get(bell) == Some(index) {
-            self.answered.remove(bell);
+    /// Notes Consul's answer: whether the record exists. `None`: there was none; the next event asks again.
+    pub(super) fn told(&mut self, rung: Rung, exists: Option<bool>, now: Instant) {
+        self.asking.remove(&rung);
+        match exists {
+            Some(true) => _ = self.existing.insert(rung),
+            Some(false) => self.answered(rung.0, rung.1, now),
+            None => {}
         }
     }
 
     /// Forgets doorbells whose keys are gone.
     pub(super) fn forget_all_but(&mut self, doorbells: &Doorbells) {
         self.answered.retain(|bell, _| doorbells.0.contains_key(bell));
+        self.existing.retain(|(bell, index)| doorbells.0.get(bell) == Some(index));
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -100,5 +114,25 @@ mod tests {
         assert_eq!((answering.due(), answering.take(1).len()), (Some(now + AGAIN_AFTER), 1));
         answering.forget_all_but(&Doorbells::default());
         assert!(!answering.is_answered(&bell, Index(8)));
+    }
+
+    /// Thousands of records are created while the cache of records is behind.
+    #[test]
+    fn few_records_are_asked_about_at_once_and_each_once() {
+        let now = monotonic();
+        let rung = |n: u64| (("rc".to_owned(), RecordId::from(n.to_string().as_str())), Index(n));
+        let mut answering = Answering::default();
+        let begun: Vec<u64> = (0..100).filter(|n| answering.begins_to_ask(&rung(*n))).collect();
+        assert_eq!(begun, [0, 1, 2, 3]);
+        answering.told(rung(0), Some(true), now);
+        assert!(!answering.begins_to_ask(&rung(0)), "it exists: its owner handles the doorbell");
+        assert!(answering.begins_to_ask(&rung(4)));
+        answering.told(rung(1), None, now);
+        assert!(answering.begins_to_ask(&rung(1)), "there was no answer");
+        answering.told(rung(2), Some(false), now);
+        assert!(answering.is_answered(&rung(2).0, Index(2)));
+        assert_eq!(answering.take(10), [vec![rung(2)]]);
+        answering.forget_all_but(&Doorbells::default());
+        assert!(answering.begins_to_ask(&rung(0)), "it was rung anew");
     }
 }

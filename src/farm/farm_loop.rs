@@ -33,8 +33,8 @@ pub(super) enum Done {
     Announced(Option<FarmPresence>),
     /// Doorbells were deleted, except these.
     Quiet(Vec<Rung>),
-    /// The record of a doorbell exists, or cannot be read: its owner handles the doorbell.
-    Unanswered(Rung),
+    /// Whether the record of a doorbell exists; `None`: it cannot be read.
+    Asked(Rung, Option<bool>),
 }
 
 /// State that survives a lost Consul session.

@@ -49,7 +49,8 @@ impl FarmLoop<'_> {
                 None => state.kind.left_behind(&records.value),
                 Some(_) => BTreeSet::new(),
             };
-            if !left_behind.is_empty() {
+            let is_ours = |id| labels.value.matches(id, &self.farm.settings.selector);
+            if left_behind.iter().any(is_ours) {
                 // No event tells when nothing is left any more.
                 again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
             }

@@ -95,13 +95,12 @@ impl RecordLabels {
         self.0.get(id).map_or_else(|| Some(Arc::default()), |labels| labels.value.clone())
     }
 
-    /// An operation that Consul refuses unless the labels of `id`, below `prefix`, are still the cached ones.
+    /// An operation that Consul refuses unless the labels of `id`, below `prefix`, are still the cached ones. `None`: it
+    /// has none in the cache. Consul wants the right to write a key for the check that it does not exist, and farms may
+    /// only read labels.
     pub fn guard(&self, prefix: &Prefix, id: &RecordId) -> Option<Op> {
-        let key = prefix.key_of(id.as_str())?;
-        Some(match self.0.get(id) {
-            Some(labels) => Op::CheckIndex { key, index: labels.index },
-            None => Op::CheckNotExists { key },
-        })
+        let index = self.0.get(id)?.index;
+        Some(Op::CheckIndex { key: prefix.key_of(id.as_str())?, index })
     }
 
     /// Whether `selector` matches the labels of `id`.

@@ -105,8 +105,11 @@ impl FarmLoop<'_> {
                             e.announced.said = presence;
                             false
                         }
-                        Done::Unanswered(bell) => {
-                            e.answering.forget(&bell);
+                        Done::Asked(rung, exists) => {
+                            e.answering.told(rung, exists, monotonic());
+                            if exists.is_some() {
+                                self.answer_bells(e);
+                            }
                             false
                         }
                         Done::Quiet(pending) => {
@@ -148,7 +151,7 @@ impl FarmLoop<'_> {
             match event {
                 FarmEvent::Claims => {
                     replan = true;
-                    // Records may be gone.
+                    // The cache of records may have caught up with a doorbell.
                     self.answer_bells(e);
                 }
                 FarmEvent::Changed { kind, ids } => {
@@ -193,13 +196,11 @@ impl FarmLoop<'_> {
             match answer {
                 BellAnswer::Handled => e.answering.answered(bell.clone(), *index, monotonic()),
                 BellAnswer::IfAbsent(record) => {
-                    e.answering.asked(bell.clone(), *index);
-                    let store = self.farm.env.store.clone();
-                    e.beside.push(Box::pin(quieten_if_absent(
-                        store,
-                        record,
-                        (bell.clone(), *index),
-                    )));
+                    let rung = (bell.clone(), *index);
+                    if e.answering.begins_to_ask(&rung) {
+                        let store = self.farm.env.store.clone();
+                        e.beside.push(Box::pin(ask_existence(store, record, rung)));
+                    }
                 }
                 BellAnswer::Others => {}
             }
@@ -269,14 +270,13 @@ async fn quieten(store: Arc<dyn Store>, doorbells: Vec<Rung>) -> Done {
     Done::Quiet(pending)
 }
 
-/// Deletes the doorbell of a record that does not exist.
-async fn quieten_if_absent(store: Arc<dyn Store>, record: Key, bell: Rung) -> Done {
+/// Asks Consul whether the record of a doorbell exists.
+async fn ask_existence(store: Arc<dyn Store>, record: Key, rung: Rung) -> Done {
     match store.get(&record, Query::CONSISTENT).await {
-        Ok(answer) if answer.value.is_none() => quieten(store, vec![bell]).await,
-        Ok(_) => Done::Unanswered(bell),
+        Ok(answer) => Done::Asked(rung, Some(answer.value.is_some())),
         Err(error) => {
             debug!(%error, %record, "cannot read whether the record of a doorbell exists");
-            Done::Unanswered(bell)
+            Done::Asked(rung, None)
         }
     }
 }

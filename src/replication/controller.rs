@@ -134,7 +134,7 @@ impl RcController {
         }
     }
 
-    /// The checked record, its ModifyIndex and a guard of its labels; `None` if it is gone or not valid.
+    /// The checked record, its ModifyIndex and a guard of its labels, if it has any; `None` if it is gone or not valid.
     async fn current_record(
         &mut self,
     ) -> Result<Option<(RcSpec, Index, Option<Op>)>, ReconcileError> {
@@ -273,12 +273,26 @@ impl RcController {
         decoded
     }
 
+    /// Fails if the record has labels that the cache does not have yet. They cannot be guarded in the transaction:
+    /// [`crate::farm::records::RecordLabels::guard`].
+    async fn require_no_labels(&self) -> Result<(), ReconcileError> {
+        let labels = self.ctx.reader.get(&key::rc_labels(self.id), Query::CONSISTENT).await?;
+        if labels.value.is_some() {
+            self.claimed.labels.refresh_soon();
+            return Err(ReconcileError::Elsewhere("the labels have changed".to_owned()));
+        }
+        Ok(())
+    }
+
     /// Commits the steps in as few transactions as they fit into.
     async fn carry_out(&mut self, mut input: RcView, plan: ReplicationPlan) -> ReconcileResult {
         let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
         // The labels decide which pods may be restarted, and they are another cache than the record.
         let guard = input.labels_guard.clone().filter(|_| plan.restarts());
+        if plan.restarts() && guard.is_none() {
+            self.require_no_labels().await?;
+        }
         while !rest.is_empty() {
             let mut limits = self.ctx.limits;
             limits.ops -= usize::from(guard.is_some());
@@ -568,6 +582,8 @@ impl Controller for RcController {
                 return Ok(self.chain.found_outdated());
             }
             if self.update_health(&mut input, plan.takes_over()).await? {
+                // A pod may pass only now, for the manifest that it had before.
+                self.prove_pods(&mut input).await?;
                 drop(guard);
                 (plan, guard) = self.decide(&view, &input).await?;
             }

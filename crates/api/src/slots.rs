@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pod_group::spec::MOST_MEMBERS;
+
 /// Ranges of a set that take more bytes are stored as a bitmap, if that is shorter.
 const RANGES_BYTES: usize = 256;
 
@@ -42,7 +44,7 @@ impl Slots {
         self.0.len()
     }
 
-    /// All, in order.
+    /// The numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }
@@ -86,20 +88,25 @@ impl TryFrom<String> for Slots {
     fn try_from(text: String) -> Result<Self, String> {
         let mut slots = Slots::default();
         if let Some(digits) = text.strip_prefix('#') {
+            if digits.len() as u64 > MOST_MEMBERS / 4 {
+                return Err(format!("{} digits are too many", digits.len()));
+            }
             for (n, digit) in (0_u32..).step_by(4).zip(digits.chars()) {
                 let digit = digit.to_digit(16).ok_or_else(|| format!("{digit:?} is no digit"))?;
                 slots.0.extend((0..4).filter(|bit| digit >> bit & 1 == 1).map(|bit| n + bit));
             }
             return Ok(slots);
         }
+        let mut all = 0;
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let number =
                 |text: &str| text.parse::<u32>().map_err(|_| format!("{part:?} is no range"));
             let (first, last) = (number(first)?, number(last)?);
-            // A range written by hand must not exhaust the memory.
-            if last.saturating_sub(first) > 1_000_000 {
-                return Err(format!("{part:?} is too long a range"));
+            // Ranges written by hand must exhaust neither the memory nor the time, and may overlap.
+            all += u64::from(last.saturating_sub(first)) + 1;
+            if u64::from(last) >= MOST_MEMBERS || all > MOST_MEMBERS {
+                return Err(format!("{part:?}: more than {MOST_MEMBERS} members"));
             }
             slots.0.extend(first..=last);
         }

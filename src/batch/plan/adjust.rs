@@ -254,9 +254,12 @@ impl Pass<'_, '_> {
         spec: &PodGroupSpec,
         place: &GroupPlacement,
     ) -> (GroupPlacement, Vec<GroupMember>) {
-        let (kept, lost) = fitted(id, spec, place);
+        let (mut kept, mut lost) = fitted(id, spec, place);
         if self.too_large(&kept).is_some() {
             // Runs of members on one node are broken up by those that have ended: they keep their resources.
+            (kept, lost) = fitted(id, &without_newly_ended(spec, place), place);
+        }
+        if self.too_large(&kept).is_some() {
             return (place.clone(), Vec::new());
         }
         let bounds = self.bounds_beside(place);
@@ -283,4 +286,15 @@ impl Pass<'_, '_> {
         self.plan.more = true;
         (now, part)
     }
+}
+
+/// The specification, as if the members with a node had not ended.
+fn without_newly_ended(spec: &PodGroupSpec, place: &GroupPlacement) -> PodGroupSpec {
+    let mut spec = spec.clone();
+    for (task, ended) in &mut spec.ended {
+        let nodes = place.members.get(task).map_or(&[][..], Vec::as_slice);
+        let has_node = |n: u32| nodes.get(n as usize).is_some_and(Option::is_some);
+        *ended = ended.iter().filter(|n| !has_node(*n)).collect();
+    }
+    spec
 }

@@ -14,6 +14,21 @@ fn open(spec: &PodGroupSpec, place: &GroupPlacement, task: &str) -> usize {
     slots.filter(|(n, slot)| slot.is_none() && !spec.is_ended(task, *n)).count()
 }
 
+/// Members with a node that have not ended for good.
+pub(super) fn placed_members(spec: &PodGroupSpec, place: &GroupPlacement) -> u32 {
+    let placed = place.placed().filter(|(task, n, _)| !spec.is_ended(task, *n));
+    u32::try_from(placed.count()).unwrap_or(u32::MAX)
+}
+
+/// Members that have ended for good, with or without a node.
+pub(super) fn ended_members(spec: &PodGroupSpec) -> u32 {
+    spec.ended_counts().values().sum()
+}
+
+pub(super) fn least_members(spec: &PodGroupSpec) -> u32 {
+    spec.least().values().sum()
+}
+
 impl<'a> Pass<'a, '_> {
     /// Places missing members of placed groups, within capability and capacity.
     pub(super) fn grow_all(&mut self) {
@@ -51,8 +66,7 @@ impl<'a> Pass<'a, '_> {
         {
             return;
         }
-        let there = old.placed().count() + old.ended().count();
-        let is_enough = there >= spec.least().values().map(|least| *least as usize).sum();
+        let is_enough = placed_members(&spec, old) + ended_members(&spec) >= least_members(&spec);
         if is_enough && self.keeps_capacity(queue) {
             return;
         }

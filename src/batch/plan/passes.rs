@@ -2,7 +2,7 @@
 //!
 //! The first group of a queue that waits for capacity is its head. The head's status counts the groups behind it that
 //! were admitted before it (`passed`). Once these are as many as the queue's `maxPasses`, its capacity is kept for it: no
-//! group behind it is placed on a node that one of its members could use, and no elastic group of the queue grows there.
+//! group behind it is placed on a node that one of its members could use, and no elastic group of the queue grows.
 //! If it waits for the queue's quota, no group behind it is admitted at all. A head that would not fit even if all
 //! groups had ended is skipped: it would hold up its queue for nothing.
 
@@ -10,7 +10,9 @@ use std::collections::BTreeSet;
 
 use super::{Candidate, Message, Pass, Why};
 use crate::batch::placing::{PlacementChange, gang};
-use crate::placement::capacity::{Decision, Fleet, Gang, GangPlacement, NodeCapacity, place};
+use crate::placement::capacity::{
+    Decision, Fleet, FleetIndex, Gang, GangPlacement, NodeCapacity, place,
+};
 use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::pod_group::status::PodGroupReason;
@@ -93,16 +95,20 @@ impl<'a> Pass<'a, '_> {
         let Candidate { id, queue, record, .. } = &head.candidate;
         let spec = &record.spec;
         let gang = gang(id, spec, &spec.least_to_place(), self.seen.spec);
-        let fleet = self.without_groups();
-        let is_possible = matches!(place(&gang, &fleet), Decision::Bind(_));
-        if !is_possible || !Self::has_min_resources(&head.candidate, &fleet) {
+        let emptied = self.emptied.take().unwrap_or_else(|| {
+            let fleet = self.without_groups();
+            let index = FleetIndex::of(&fleet);
+            (fleet, index)
+        });
+        let (fleet, index) = self.emptied.insert(emptied);
+        if index.find(&gang).is_none() || !Self::has_min_resources(&head.candidate, fleet) {
             return None;
         }
         let mut nodes = BTreeSet::new();
         if head.reason == PodGroupReason::InsufficientCapacity {
             let usable = fleet.node_capacities.iter().filter(|(node, room)| {
                 // `minResources` are of all nodes together.
-                let wanted = !spec.min_resources.is_zero() || could_use(&gang, &fleet, node, room);
+                let wanted = !spec.min_resources.is_zero() || could_use(&gang, fleet, node, room);
                 !fleet.unfit.contains(*node) && wanted
             });
             nodes = usable.map(|(node, _)| node.clone()).collect();
@@ -160,7 +166,7 @@ impl<'a> Pass<'a, '_> {
     ///
     /// # Errors
     /// It uses nodes that are kept.
-    pub(super) fn is_beside_head(
+    pub(super) fn check_beside_head(
         &self,
         c: &Candidate<'a>,
         found: GangPlacement,

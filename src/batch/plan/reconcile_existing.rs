@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::growth::{ended_members, least_members, placed_members};
 use super::{Candidate, Pass, SettledGroup};
 use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, members, missing, parts, with_allocation,
@@ -15,7 +16,7 @@ use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
-    GroupPlacement, PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
+    PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
 
 /// Whether members have no pod: their nodes may go down.
@@ -482,19 +483,16 @@ impl<'a> Pass<'a, '_> {
         if order == Order::Again {
             return MemberState::TooFew;
         }
-        let least: u32 = record.spec.least().values().sum();
-        let of = |place: &GroupPlacement| {
-            let ended = u32::try_from(place.ended().count()).unwrap_or(u32::MAX);
-            place.counts().values().sum::<u32>().saturating_add(ended)
-        };
-        let placed = status.placement.as_ref().map_or(0, of);
-        let partially_placed = placed < least && record.members.pending > 0;
+        let (spec, least) = (&record.spec, least_members(&record.spec));
+        let placed = status.placement.as_ref().map_or(0, |place| placed_members(spec, place));
+        let ended = ended_members(spec);
+        let partially_placed = placed.saturating_add(ended) < least && record.members.pending > 0;
         let MemberCounts { succeeded, failed, .. } = record.members;
+        // Owners need not name the members that have ended: those keep their nodes.
+        let placed_and_ended = succeeded.saturating_add(failed).saturating_sub(ended);
         match MemberState::of(&record.members, least, partially_placed) {
             // Others have a node and are about to start.
-            MemberState::AllEnded if placed > succeeded.saturating_add(failed) => {
-                MemberState::Enough
-            }
+            MemberState::AllEnded if placed > placed_and_ended => MemberState::Enough,
             state => state,
         }
     }

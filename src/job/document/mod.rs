@@ -268,8 +268,9 @@ fn labelled_queue(
         _ => document.pointer(&format!("/{}", field.replace('.', "/"))).and_then(Value::as_str),
     };
     match named {
+        // Stored jobs keep their queue.
         Some(other) if other != queue => {
-            issues.problem(label, format!("{field} names another queue, {other}: name one"));
+            issues.warning(label, format!("{field} names another queue, {other}, which counts"));
         }
         _ => job.queue.clone_from(queue),
     }

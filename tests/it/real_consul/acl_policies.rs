@@ -130,6 +130,17 @@ async fn the_documented_policies_are_enough() {
     let status = async || cluster.entry(key::rc_status(left)).await.is_some();
     cluster.put(key::rc(left), record).await;
     until("it has a status", status).await;
+    // It has no labels, and a farm may not check in a transaction that none were set meanwhile.
+    all(&user, &["label set node n2 role=none", &format!("rc scale {left} 1")]).await;
+    let intent = key::intent(&"n2".parse().unwrap(), &"left".parse().unwrap());
+    let says = async |text: &str| {
+        let entry = cluster.entry(&intent).await;
+        entry.is_some_and(|entry| String::from_utf8_lossy(&entry.value).contains(text))
+    };
+    until("it has a pod", async || says("id: left").await).await;
+    let changed = record.replace("left\\n", "left\\nconfig: {changed: 1}\\n");
+    cluster.put(key::rc(left), changed.replace(":0}", ":1}")).await;
+    until("its pod has the changed manifest", async || says("changed").await).await;
     cluster.delete(key::rc(left)).await;
     until("its status is gone", async || !status().await).await;
     assert!(daemon.runs() && agent.runs());

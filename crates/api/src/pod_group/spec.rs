@@ -256,10 +256,21 @@ impl PodGroupSpec {
         least
     }
 
+    /// Members that have ended and do not start again, by task.
+    #[must_use]
+    pub fn ended_counts(&self) -> Counts<'_> {
+        let of = |task: &TaskSpec| {
+            let ended = self.ended.get(&task.name)?;
+            let count = ended.iter().take_while(|n| *n < task.replicas).count();
+            u32::try_from(count).ok()
+        };
+        self.tasks.iter().map(|task| (task.name.as_str(), of(task).unwrap_or(0))).collect()
+    }
+
     fn without_ended<'s>(&'s self, mut counts: Counts<'s>) -> Counts<'s> {
+        let ended = self.ended_counts();
         for (task, count) in &mut counts {
-            let ended = self.ended.get(*task).map_or(0, Slots::len);
-            *count = count.saturating_sub(u32::try_from(ended).unwrap_or(u32::MAX));
+            *count = count.saturating_sub(ended.get(*task).copied().unwrap_or(0));
         }
         counts
     }

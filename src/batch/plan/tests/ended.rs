@@ -94,6 +94,26 @@ fn new_round_places_only_members_that_start_again() {
     assert!(sched.status("a").phase.is_admitted());
 }
 
+/// As many have ended as the group needs; one has not run yet. Its owner has not seen yet that it has a node.
+#[test]
+fn elastic_group_is_not_completed_while_a_placed_member_has_not_run() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("b", json!({"tasks": workers(1, "1")}));
+    sched.run();
+    sched.group("a", json!({"minMember": 3, "tasks": workers(4, "1")}));
+    sched.run();
+    sched.ended("a", json!({"succeeded": 3, "pending": 1}), "0-2");
+    sched.run();
+    assert_eq!(sched.status("a").phase, PodGroupPhase::Completed);
+    let old = sched.groups[&id("a")].clone();
+    let mut record: Value = serde_json::from_slice(&old.value.as_ref().unwrap().encode()).unwrap();
+    record["spec"]["round"] = json!(1);
+    sched.write("a", &record, Some(old.created));
+    sched.run();
+    assert_eq!(sched.placed("a"), [3]);
+    assert!(sched.status("a").phase.is_admitted(), "{:?}", sched.status("a"));
+}
+
 /// The farm that releases them dies after any transaction: the next one goes on.
 #[test]
 fn many_ended_members_are_released_in_parts() {

@@ -202,6 +202,7 @@ fn what_asks_a_scheduler_for_something_is_named_by_its_path() {
     kueue["spec"]["runPolicy"]["suspend"] = json!(true);
     assert!(fields(&read(&kueue).unwrap().warnings).contains(&"spec.runPolicy.suspend"));
     kueue["spec"]["queue"] = json!("other");
-    let refused = read(&kueue).unwrap_err();
-    assert_eq!(fields(&refused), ["metadata.labels.kueue.x-k8s.io/queue-name"]);
+    let both = read(&kueue).unwrap();
+    assert_eq!(both.spec.queue, "other", "the label had no effect in earlier versions");
+    assert!(fields(&both.warnings).contains(&"metadata.labels.kueue.x-k8s.io/queue-name"));
 }

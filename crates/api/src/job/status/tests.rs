@@ -241,3 +241,21 @@ fn many_ranges_become_a_bitmap() {
     assert_eq!(Slots::try_from(text).unwrap(), odd);
     assert!(Slots::try_from("#0g".to_owned()).is_err());
 }
+
+/// People write them, too: a short text must not become a large set, nor take long to read.
+#[test]
+fn slots_are_bounded_as_a_whole() {
+    let many: Vec<String> =
+        (0..500).map(|n| format!("{}-{}", n * 1_000, n * 1_000 + 999)).collect();
+    let overlapping = vec!["0-99999"; 1_000].join(",");
+    let digits = format!("#{}", "f".repeat(25_001));
+    for text in
+        [many.join(","), overlapping, digits, "100000".to_owned(), "0-4294967295".to_owned()]
+    {
+        let why = Slots::try_from(text.clone()).unwrap_err();
+        assert!(why.contains("members") || why.contains("digits"), "{why}");
+    }
+    assert_eq!(Slots::try_from("0-99999".to_owned()).unwrap().len(), 100_000);
+    let all: Slots = (0..100_000).filter(|n| n % 2 == 1).collect();
+    assert_eq!(Slots::try_from(String::from(all.clone())).unwrap(), all);
+}
