@@ -87,7 +87,7 @@ pub(super) struct RcView {
     pub(super) spec: Arc<RcSpec>,
     pub(super) record_index: Index,
     /// Refused by Consul unless the RC's own labels are as they were read.
-    labels_guard: Option<Op>,
+    pub(super) labels_guard: Option<Op>,
     pub(super) pods: Arc<Pods>,
     /// Index of the labels that `pods` were taken from, besides own writes.
     pub(super) labels_index: Index,
@@ -273,26 +273,11 @@ impl RcController {
         decoded
     }
 
-    /// Fails if the record has labels that the cache does not have yet. They cannot be guarded in the transaction:
-    /// [`crate::farm::records::RecordLabels::guard`].
-    async fn require_no_labels(&self) -> Result<(), ReconcileError> {
-        let labels = self.ctx.reader.get(&key::rc_labels(self.id), Query::CONSISTENT).await?;
-        if labels.value.is_some() {
-            self.claimed.labels.refresh_soon();
-            return Err(ReconcileError::Elsewhere("the labels have changed".to_owned()));
-        }
-        Ok(())
-    }
-
     /// Commits the steps in as few transactions as they fit into.
     async fn carry_out(&mut self, mut input: RcView, plan: ReplicationPlan) -> ReconcileResult {
         let before = self.chain.status().replicas.desired;
         let mut rest = &plan.steps[..];
-        // The labels decide which pods may be restarted, and they are another cache than the record.
-        let guard = input.labels_guard.clone().filter(|_| plan.restarts());
-        if plan.restarts() && guard.is_none() {
-            self.require_no_labels().await?;
-        }
+        let guard = self.labels_guard(&input, &plan).await?;
         while !rest.is_empty() {
             let mut limits = self.ctx.limits;
             limits.ops -= usize::from(guard.is_some());

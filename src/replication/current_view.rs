@@ -1,5 +1,5 @@
-//! Reads before a plan that removes some pods of an RC, or moves one: its pods must be at least as new as the record,
-//! and their health as new as the decision. Plans that only add or repair pods, or remove all, need none.
+//! Reads before a plan that removes some pods of an RC, moves one, or restarts some in order: its pods must be at least
+//! as new as the record, and their health as new as the decision. Plans that only add pods, or remove all, need none.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::plan::{PodStep, ReplicationPlan, TransferPlan};
 use crate::farm::kind::ReconcileError;
 use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key;
-use rcfarm_store::{Index, Question, TxnOutcome};
+use rcfarm_store::{Index, Op, Query, Question, TxnOutcome};
 
 impl RcController {
     /// Whether the plan depends on how many pods there are and which of them are healthy.
@@ -70,6 +70,25 @@ impl RcController {
             }
         }
         Ok(true)
+    }
+
+    /// An operation that Consul refuses if the record's labels have changed. They decide which pods a plan may restart,
+    /// and they are another cache than the record. Labels that are absent cannot be guarded
+    /// ([`crate::farm::records::RecordLabels::guard`]): they are read.
+    pub(super) async fn labels_guard(
+        &self,
+        input: &RcView,
+        plan: &ReplicationPlan,
+    ) -> Result<Option<Op>, ReconcileError> {
+        if !plan.restarts() || input.labels_guard.is_some() {
+            return Ok(input.labels_guard.clone().filter(|_| plan.restarts()));
+        }
+        let labels = self.ctx.reader.get(&key::rc_labels(self.id), Query::CONSISTENT).await?;
+        if labels.value.is_some() {
+            self.claimed.labels.refresh_soon();
+            return Err(ReconcileError::Elsewhere("the labels have changed".to_owned()));
+        }
+        Ok(None)
     }
 
     /// Reads the pods' health now; returns whether it differs from that in `input`. The cache of health may be a minute
