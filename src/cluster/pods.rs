@@ -8,7 +8,7 @@ use rcfarm_api::key;
 use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::rc::spec::RC_ID;
 use rcfarm_store::cache::CacheIndex;
-use rcfarm_store::{Decoder, Entry, Index, Prefix, Versioned, VersionedIndex};
+use rcfarm_store::{Decoder, Entry, Index, Key, Prefix, Versioned, VersionedIndex};
 
 /// A pod's labels and the owner that they name.
 #[derive(Debug, PartialEq)]
@@ -161,5 +161,9 @@ impl CacheIndex for PodLabels {
 
     fn len(&self) -> usize {
         self.places.len()
+    }
+
+    fn has_key(&self, prefix: &Prefix, key: &Key) -> bool {
+        self.places.has_key(prefix, key)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -24,7 +25,7 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Query, Reader, StoreError, Versioned};
+use rcfarm_store::{Entry, Index, Query, Reader, StoreError, Versioned};
 
 /// Which changes the mass deletion guard allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +110,21 @@ impl ClusterView {
         futures_util::future::try_join3(pods, intents, allocations).await?;
         self.finished.store(this, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Notes that an owner wrote a pod's labels and intent, or one of them, at `index`: it is woken if they are gone when
+    /// the caches can show them ([`Cache::note_write`]).
+    pub fn note_written(&self, place: &PodRef, index: Index, owner: &Arc<Notify>) {
+        let PodRef { node, pod } = place;
+        self.pods.note_write(key::pod_labels(node, pod), index, owner);
+        self.intents.note_write(key::intent(node, pod), index, owner);
+    }
+
+    /// Notes that an owner removed a pod.
+    pub fn note_removed(&self, place: &PodRef) {
+        let PodRef { node, pod } = place;
+        self.pods.note_delete(&key::pod_labels(node, pod));
+        self.intents.note_delete(&key::intent(node, pod));
     }
 
     /// Changes that the caches of pods, intents, nodes and health allow.

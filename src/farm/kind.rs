@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::Notify;
 
 use super::metrics::RecordMetrics;
 use super::records::{Locks, RecordLabels, Records};
@@ -59,6 +60,8 @@ impl ControllerContext {
 pub struct ClaimedRecord {
     /// Name of the record.
     pub id: RecordId,
+    /// Makes its controller reconcile.
+    pub wake: Arc<Notify>,
     /// Fence of every transaction of its controller.
     pub claim: Claim,
     /// All records of the kind.

@@ -187,6 +187,7 @@ impl FarmLoop<'_> {
             });
             let claimed = ClaimedRecord {
                 id: id.clone(),
+                wake: handle.wake.clone(),
                 claim: claim.clone(),
                 records: state.records.clone(),
                 labels: state.labels.clone(),

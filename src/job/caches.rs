@@ -88,13 +88,16 @@ impl KnownPods {
         let mut removed = RemovedPod::new(slot, intent);
         removed.note_real(&place, &caches.realities.snapshot().value);
         self.removed.insert(place.clone(), removed);
+        caches.nodes.note_removed(&place);
         self.labels.wrote(place.clone(), None, index);
         self.intents.wrote(place, None, index);
     }
 
-    /// A pod was made at `index`.
-    pub fn made(&mut self, Made { place, identity, manifest }: Made, index: Index) {
+    /// A pod was made at `index`. `owner` is woken if somebody deletes it before the caches show it.
+    pub fn made(&mut self, made: Made, index: Index, caches: &JobCaches, owner: &Arc<Notify>) {
+        let Made { place, identity, manifest } = made;
         self.removed.remove(&place);
+        caches.nodes.note_written(&place, index, owner);
         let value = content_hash(manifest.as_bytes());
         let intent = Arc::new(Versioned { index, created: index, value });
         self.intents.wrote(place.clone(), Some(intent), index);

@@ -354,7 +354,9 @@ impl JobController {
             known.remove(place, slot, index, &self.caches);
         }
         step.released.into_iter().for_each(|place| known.labels.wrote(place, None, index));
-        step.made.into_iter().for_each(|made| known.made(made, index));
+        for made in step.made {
+            known.made(made, index, &self.caches, &self.claimed.wake);
+        }
         for (place, identity) in step.adopted {
             info!(record = %self.id, pod = %place.pod, node = %place.node, "adopted");
             known.labels.wrote(place, Some(Arc::new(LabelledMember { index, identity })), index);

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::caches::{OwnWrites, RcCaches};
-use super::plan::{PlannedCondition, PodStep, ReplicationPlan, TransferPlan};
+use super::plan::{PlannedCondition, RcPod, ReplicationPlan, TransferPlan};
 use super::proof::ProvedIntents;
 use super::writes::{self, BatchError};
 use super::{Pods, events};
@@ -320,26 +320,6 @@ impl RcController {
         Ok(Action::RequeueAfter(Duration::ZERO))
     }
 
-    /// One audit record for each RC whose pods these steps take over.
-    fn taken_over(&self, steps: &[PodStep]) -> Vec<AuditRecord> {
-        let mut taken: BTreeMap<RcId, Vec<NodeName>> = BTreeMap::new();
-        for step in steps {
-            if let PodStep::TakeOver { pod_ref, from, .. } = step {
-                taken.entry(*from).or_default().push(pod_ref.node.clone());
-            }
-        }
-        let labels = self.view.pods.snapshot();
-        let record = |(rc, nodes): (RcId, Vec<NodeName>)| {
-            let (spec, _) = self.other_record(rc)?;
-            let is_left = |place: &&PodRef| {
-                self.own.labels.pending(&labels, place).is_none() && !nodes.contains(&place.node)
-            };
-            let left = labels.value.of_rc(rc).map(|(place, _)| place).filter(is_left).count();
-            Some(events::taken_over(&self.ctx, &spec, nodes, left))
-        };
-        taken.into_iter().filter_map(record).collect()
-    }
-
     /// The status once `pods` are written. `done`: the plan, if these are the last of its steps.
     fn status_after(
         &self,
@@ -377,6 +357,13 @@ impl RcController {
     /// Records the pods after a transaction ([`writes::after`]) that was committed at `index`.
     pub(super) fn record_pods(&mut self, input: &mut RcView, mut pods: Pods, index: Index) {
         self.own.committed(&input.spec, &input.pods, &mut pods, index);
+        for place in input.pods.keys().filter(|place| !pods.contains_key(place)) {
+            self.view.note_removed(place);
+        }
+        let is_written = |pod: &RcPod| pod.label_index == index || pod.intent.index() == index;
+        for (place, _) in pods.iter().filter(|(_, pod)| is_written(pod)) {
+            self.view.note_written(place, index, &self.claimed.wake);
+        }
         input.pods = Arc::new(pods);
     }
 

@@ -1,6 +1,7 @@
 //! Cache of one Consul prefix: one blocking query, decoded once, shared by all readers.
 
 mod overlay;
+mod unseen_writes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,11 +17,13 @@ use crate::rights::may_read;
 use crate::time::{IdSource, monotonic};
 use crate::watch::{PollPolicy, Transferred, TreeWatch};
 use crate::{
-    Answer, Entry, Index, Prefix, PrefixLister, Query, Reader, StoreError, TokenBucket, offload,
+    Answer, Entry, Index, Key, Prefix, PrefixLister, Query, Reader, StoreError, TokenBucket,
+    offload,
 };
 use rcfarm_api::backoff;
 
 pub use overlay::Overlay;
+use unseen_writes::UnseenWrites;
 
 /// Index built from the entries of one Consul prefix.
 #[expect(
@@ -34,6 +37,12 @@ pub trait CacheIndex: Default + Send + Sync + 'static {
 
     /// Number of entries, for the mass deletion guard.
     fn len(&self) -> usize;
+
+    /// Whether `key`, which is below `prefix`, was among the entries. Only trees of which [`Cache::note_write`] is told
+    /// need it.
+    fn has_key(&self, _prefix: &Prefix, _key: &Key) -> bool {
+        true
+    }
 }
 
 /// Reads a prefix once and indexes it, as a [`Cache`] of it would. For commands, which watch nothing.
@@ -127,6 +136,7 @@ pub struct Cache<T> {
     doubted: Notify,
     first: Notify,
     listeners: Mutex<Vec<Listener<T>>>,
+    unseen: UnseenWrites,
     /// The error of a read that had no answer in time, and until when [`Cache::read_now`] returns it again.
     failed_until: Mutex<Option<(Instant, StoreError)>>,
 }
@@ -172,6 +182,7 @@ impl<T: CacheIndex> Cache<T> {
             doubted: Notify::new(),
             first: Notify::new(),
             listeners: Mutex::default(),
+            unseen: UnseenWrites::default(),
         })
     }
 
@@ -262,6 +273,18 @@ impl<T: CacheIndex> Cache<T> {
             listener(&Snapshot::default(), &seen);
         }
         listeners.push(Box::new(listener));
+    }
+
+    /// Notes that `key` was written at `index`. If the first snapshot that shows the write has no such key, `writer` is
+    /// notified: somebody else deleted it meanwhile, which is no difference between two snapshots. A writer whose write
+    /// the current snapshot shows is not notified. It has to look at the snapshot after this call.
+    pub fn note_write(&self, key: Key, index: Index, writer: &Arc<Notify>) {
+        self.unseen.add(key, index, writer, || self.snapshot());
+    }
+
+    /// Notes that the writer of `key` has deleted it.
+    pub fn note_delete(&self, key: &Key) {
+        self.unseen.remove(key);
     }
 
     /// Watches without end. `changed` is called with the snapshot reported last and the new one after a change,
@@ -398,6 +421,19 @@ impl<T: CacheIndex> Cache<T> {
     /// of the last one.
     fn take(&self, answer: Answer<Vec<Entry>>, request: SentRead, confirmed: bool) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_taken = self.replace_snapshot(answer, request, confirmed);
+        let seen = self.snapshot();
+        self.unseen.check(&seen, |key| seen.value.has_key(self.prefix(), key));
+        is_taken
+    }
+
+    /// [`Cache::take`] without its lock.
+    fn replace_snapshot(
+        &self,
+        answer: Answer<Vec<Entry>>,
+        request: SentRead,
+        confirmed: bool,
+    ) -> bool {
         let old = self.snapshot();
         // A blocking read was sent long ago but is new if its index is higher. One that was sent earlier and has no
         // higher index was overtaken.

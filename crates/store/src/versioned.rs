@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cache::CacheIndex;
-use crate::{Entry, Index, Prefix};
+use crate::{Entry, Index, Key, Prefix};
 
 /// A decoded value and the version of the key that it was read from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -130,6 +130,10 @@ impl<D: Decoder> CacheIndex for VersionedIndex<D> {
 
     fn len(&self) -> usize {
         self.0.len()
+    }
+
+    fn has_key(&self, prefix: &Prefix, key: &Key) -> bool {
+        D::key(prefix, key.as_str()).is_some_and(|key| self.0.contains_key(&key))
     }
 }
 

@@ -43,7 +43,9 @@ impl JobController {
             match answer {
                 Ok(Committed::Applied(index)) => {
                     count += made.len();
-                    made.into_iter().for_each(|made| self.known.made(made, index));
+                    for made in made {
+                        self.known.made(made, index, &self.caches, &self.claimed.wake);
+                    }
                 }
                 Ok(Committed::Refused(_)) => refused = true,
                 Err(ReconcileError::ClaimLost) => failed = Some(ReconcileError::ClaimLost),

@@ -1,6 +1,7 @@
 //! Jobs from submission to end, with farms, fake nodes and users.
 
 mod claims;
+mod deleted_keys;
 mod deletion;
 mod drained;
 mod pod_ids;

@@ -87,6 +87,7 @@ async fn checked(
     let epoch = Epoch::new(session, Instant::now() + 3_600 * SECOND);
     let claimed = ClaimedRecord {
         id: RecordId::from(id.to_string().as_str()),
+        wake: Arc::default(),
         claim: Claim::new(key::rc_lock(id), epoch),
         records: Cache::new(reader.clone(), key::rcs(), PollPolicy::PROMPT),
         labels: Cache::new(

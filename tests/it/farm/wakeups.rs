@@ -14,7 +14,7 @@ use rcfarm_api::key;
 use rcfarm_testing::wait::within;
 use serde_json::json;
 
-use crate::harness::{Cluster, SECOND, node, rc_id, run};
+use crate::harness::{Cluster, SECOND, node, pod_id, rc_id, run};
 
 /// Counts how often it is asked, which each reconciliation does once.
 #[derive(Default)]
@@ -102,4 +102,27 @@ async fn node_change_wakes_only_the_controllers_that_it_concerns() {
     assert_eq!(settled().await, [waiting].into());
     assert_eq!(pods(), 22);
     farm.stop().await;
+}
+
+/// No two snapshots differ in such a key. Nothing but a resync, after five minutes, would find that it is gone.
+#[tokio::test(start_paused = true)]
+async fn key_deleted_before_its_cache_shows_it_is_written_again() {
+    for (tree, is_empty) in
+        [("labels/pod/", true), ("labels/pod/", false), ("intent/", true), ("intent/", false)]
+    {
+        let cluster = Cluster::new(1).await;
+        let farm = cluster.start("a");
+        tokio::time::sleep(10 * SECOND).await;
+        let other = if is_empty { "elsewhere".to_owned() } else { format!("{tree}n0009/other") };
+        cluster.put(other, "{}").await;
+        // The watch of the tree has just been woken and pauses for half a second.
+        tokio::time::sleep(SECOND / 20).await;
+        cluster.create_rc(1, 1).await;
+        let key = format!("{tree}{}/{}", node(0), pod_id(1));
+        let is_there = || async { cluster.entry(&key).await.is_some() };
+        within(SECOND / 4, &key, is_there).await;
+        cluster.delete(&key).await;
+        within(10 * SECOND, &format!("{key} again"), is_there).await;
+        farm.stop().await;
+    }
 }
