@@ -39,33 +39,42 @@ pub enum NodeReadiness {
 pub struct NodeIndex {
     /// Labels that can be decoded.
     pub labels: Arc<NodeLabels>,
-    /// ModifyIndex of labels that cannot be decoded. Each is logged once.
-    unreadable: BTreeMap<NodeName, Index>,
+    /// ModifyIndex of each node's labels. Those that cannot be decoded are logged once.
+    indexes: BTreeMap<NodeName, Index>,
+}
+
+impl NodeIndex {
+    /// ModifyIndex of a node's labels.
+    #[must_use]
+    pub fn index_of(&self, node: &NodeName) -> Option<Index> {
+        self.indexes.get(node).copied()
+    }
 }
 
 impl CacheIndex for NodeIndex {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
-        let (mut nodes, mut unreadable) = (BTreeMap::new(), BTreeMap::new());
+        let (mut nodes, mut indexes) = (BTreeMap::new(), BTreeMap::new());
         for entry in entries {
             let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
                 continue;
             };
+            let node: NodeName = node;
+            indexes.insert(node.clone(), entry.modify_index);
             match decode_labels(&entry.value) {
                 Ok(labels) => drop(nodes.insert(node, labels)),
                 Err(error) => {
-                    if old.unreadable.get(&node) != Some(&entry.modify_index) {
+                    if old.index_of(&node) != Some(entry.modify_index) {
                         warn!(alert = true, key = entry.key, %error,
                             "a node's labels cannot be read: no pod is added there");
                     }
-                    unreadable.insert(node, entry.modify_index);
                 }
             }
         }
-        NodeIndex { labels: Arc::new(NodeLabels { nodes }), unreadable }
+        NodeIndex { labels: Arc::new(NodeLabels { nodes }), indexes }
     }
 
     fn len(&self) -> usize {
-        self.labels.nodes.len() + self.unreadable.len()
+        self.indexes.len()
     }
 }
 
@@ -106,6 +115,12 @@ impl NodeRecords {
     /// Nodes whose records differ between two snapshots.
     pub(super) fn touched(old: &Self, new: &Self) -> BTreeSet<NodeName> {
         differing(&old.nodes, &new.nodes)
+    }
+
+    /// ModifyIndex of a node's record.
+    #[must_use]
+    pub fn index_of(&self, node: &NodeName) -> Option<Index> {
+        self.nodes.get(node).map(|info| info.index)
     }
 
     /// Whether a node has a record.

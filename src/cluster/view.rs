@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::{try_join, try_join3};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -56,12 +57,37 @@ pub struct ClusterView {
     pub health: Arc<Cache<Healths>>,
     /// `rcfarm/allocations/`
     pub ledger: AllocationCache,
-    /// Held by [`ClusterView::catch_up`] while it reads.
+    pod_reads: SharedRead,
+    node_reads: SharedRead,
+}
+
+/// A read that many callers ask for at once.
+#[derive(Default)]
+struct SharedRead {
+    /// Held while it is under way.
     reading: tokio::sync::Mutex<()>,
-    /// Number of the last read that began.
+    /// Number of the last one that began.
     begun: AtomicU64,
-    /// Number of the last read that succeeded.
+    /// Number of the last one that succeeded.
     finished: AtomicU64,
+}
+
+impl SharedRead {
+    /// Awaits `read`. Callers that arrive while one is under way share the next one, if it succeeds.
+    async fn run(
+        &self,
+        read: impl Future<Output = Result<(), StoreError>>,
+    ) -> Result<(), StoreError> {
+        let begun = self.begun.load(Ordering::SeqCst);
+        let _reading = self.reading.lock().await;
+        if self.finished.load(Ordering::SeqCst) > begun {
+            return Ok(());
+        }
+        let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        read.await?;
+        self.finished.store(this, Ordering::SeqCst);
+        Ok(())
+    }
 }
 
 impl ClusterView {
@@ -78,9 +104,8 @@ impl ClusterView {
             health: Cache::new(reader.clone(), key::healths(), PollPolicy::RESYNC),
             ledger: AllocationCache::new(reader.clone()),
             reader,
-            reading: tokio::sync::Mutex::default(),
-            begun: AtomicU64::new(0),
-            finished: AtomicU64::new(0),
+            pod_reads: SharedRead::default(),
+            node_reads: SharedRead::default(),
         })
     }
 
@@ -92,12 +117,6 @@ impl ClusterView {
         if enabled(Failpoint::StaleTakeOver) && self.pods.snapshot().is_read() {
             return Ok(());
         }
-        let begun = self.begun.load(Ordering::SeqCst);
-        let _reading = self.reading.lock().await;
-        if self.finished.load(Ordering::SeqCst) > begun {
-            return Ok(());
-        }
-        let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let pods = async { self.pods.read_now().await.map(drop) };
         let intents = async { self.intents.read_now().await.map(drop) };
         // Without allocations there is nothing to read.
@@ -107,9 +126,18 @@ impl ClusterView {
                 false => Ok(()),
             }
         };
-        futures_util::future::try_join3(pods, intents, allocations).await?;
-        self.finished.store(this, Ordering::SeqCst);
-        Ok(())
+        let all = async { try_join3(pods, intents, allocations).await.map(drop) };
+        self.pod_reads.run(all).await
+    }
+
+    /// Reads the nodes' labels and records now. Callers share reads as those of [`ClusterView::catch_up`] do.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn catch_up_nodes(&self) -> Result<(), StoreError> {
+        let labels = async { self.nodes.read_now().await.map(drop) };
+        let records = async { self.records.read_now().await.map(drop) };
+        self.node_reads.run(async { try_join(labels, records).await.map(drop) }).await
     }
 
     /// Notes that an owner wrote a pod's labels and intent, or one of them, at `index`: it is woken if they are gone when

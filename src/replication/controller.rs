@@ -17,7 +17,7 @@ use super::{Pods, events};
 use crate::cluster::ClusterView;
 use crate::cluster::allocations::booked_node;
 use crate::cluster::health::FreshHealth;
-use crate::cluster::nodes::NodeReadiness;
+use crate::cluster::nodes::{NodeIndex, NodeReadiness, NodeRecords};
 use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
@@ -29,6 +29,7 @@ use rcfarm_api::key::LabelKind;
 use rcfarm_api::rc::spec::{RcRecord, RcSpec, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Replicas};
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
+use rcfarm_store::cache::Snapshot;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Op, Query, TokenBucket};
 
@@ -91,6 +92,8 @@ pub(super) struct RcView {
     pub(super) pods: Arc<Pods>,
     /// Index of the labels that `pods` were taken from, besides own writes.
     pub(super) labels_index: Index,
+    /// Labels and records of nodes, as `eligible` and the readiness of nodes were taken from, or older.
+    pub(super) nodes: (Arc<Snapshot<NodeIndex>>, Arc<Snapshot<NodeRecords>>),
     pub(super) eligible: Nodes,
     /// Nodes that cannot start their pod, and why.
     pub(super) failing: BTreeMap<NodeName, Arc<str>>,
@@ -222,6 +225,7 @@ impl RcController {
         self.own.labels.forget_shown(&self.view.pods.snapshot());
         self.own.intents.forget_shown(&self.view.intents.snapshot());
         self.caches.interests().select(self.id, &spec.node_selector);
+        let nodes = (self.view.nodes.snapshot(), self.view.records.snapshot());
         let asked = self.placement.scheduler.eligible_nodes(ScheduleRequest::of(&spec));
         let eligible = match timeout(SCHEDULER_TIMEOUT, asked).await {
             Ok(Ok(nodes)) => nodes,
@@ -239,6 +243,7 @@ impl RcController {
             labels_guard,
             pods,
             labels_index,
+            nodes,
             eligible,
             failing,
             unfit,
@@ -550,7 +555,8 @@ impl Controller for RcController {
         let view = self.view.clone();
         let (mut plan, mut guard) = self.decide(&view, &input).await?;
         if self.takes_pods_away(&input, &plan) {
-            if !self.has_current_pods(&input, &plan).await? {
+            if !self.has_current_view(&input, &plan).await? {
+                self.view.catch_up_nodes().await?;
                 return Ok(self.chain.found_outdated());
             }
             if self.update_health(&mut input, plan.takes_over()).await? {

@@ -1,5 +1,6 @@
-//! Reads before a plan that removes some pods of an RC, moves one, or restarts some in order: its pods must be at least
-//! as new as the record, and their health as new as the decision. Plans that only add pods, or remove all, need none.
+//! Reads before a plan that removes some pods of an RC, moves one, or restarts some in order. Its pods, and the labels and
+//! records of their nodes, must be at least as new as the record; their health must be as new as the decision. Plans that
+//! only add pods, or remove all, need none.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use super::controller::{RcController, RcView};
 use super::plan::{PodStep, ReplicationPlan, TransferPlan};
 use crate::farm::kind::ReconcileError;
 use rcfarm_api::ids::{PodRef, RcId};
-use rcfarm_api::key;
-use rcfarm_store::{Index, Op, Query, Question, TxnOutcome};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::{Index, Key, Op, Prefix, Query, Question, TxnOutcome};
 
 impl RcController {
     /// Whether the plan depends on how many pods there are and which of them are healthy.
@@ -36,13 +37,13 @@ impl RcController {
             || moves && self.transfer_pause().is_none()
     }
 
-    /// Whether the pods are at least as new as the record. `p2-rm --deallocate` deletes a pod and lowers the count at
-    /// once, and the watch of the records may be the faster one.
+    /// Whether the pods and their nodes are at least as new as the record. `p2-rm --deallocate` deletes a pod and lowers
+    /// the count at once; others relabel or drain a node first. The watch of the records may be the faster one.
     ///
-    /// The labels' index shows it only while other pods change. Otherwise the counted labels are compared with the
-    /// store, [`rcfarm_store::TxnLimits::ops`] of them per request. Of an RC whose pods are taken over these are all of
-    /// its pods: somebody else may have taken one.
-    pub(super) async fn has_current_pods(
+    /// A tree's index shows it only while the tree changes. Otherwise what was counted is compared with the store,
+    /// [`rcfarm_store::TxnLimits::ops`] keys per request. Of an RC whose pods are taken over these are all of its pods:
+    /// somebody else may have taken one.
+    pub(super) async fn has_current_view(
         &self,
         input: &RcView,
         plan: &ReplicationPlan,
@@ -64,8 +65,40 @@ impl RcController {
         if input.labels_index < input.record_index {
             questions.extend(input.pods.iter().map(|(place, pod)| is_at((place, pod.label_index))));
         }
+        let (labels, records) = &input.nodes;
+        let pods_nodes = Self::nodes_in_use(input);
+        let mut unlisted: Vec<(Prefix, Key)> = Vec::new();
+        let mut compare = |prefix: Prefix, key: Key, index: Option<Index>| match index {
+            Some(index) => questions.push(Question::IsAt { key, index }),
+            None => unlisted.push((prefix, key)),
+        };
+        if labels.index < input.record_index && self.placement.scheduler.goes_by_labels() {
+            for node in &pods_nodes {
+                let index = labels.value.index_of(node);
+                compare(key::labels(LabelKind::Node), key::node_labels(node), index);
+            }
+        }
+        if records.index < input.record_index {
+            for node in &pods_nodes {
+                compare(key::nodes(), key::node(node), records.value.index_of(node));
+            }
+        }
         for some in questions.chunks(self.ctx.limits.ops.max(1)) {
             if let TxnOutcome::Refused(_) = self.ctx.reader.ask(some).await? {
+                return Ok(false);
+            }
+        }
+        self.are_absent(&unlisted).await
+    }
+
+    /// Whether none of these keys exists. They are listed: a transaction may check that a key is absent only with the right
+    /// to write it.
+    async fn are_absent(&self, keys: &[(Prefix, Key)]) -> Result<bool, ReconcileError> {
+        let prefixes: BTreeSet<&Prefix> = keys.iter().map(|(prefix, _)| prefix).collect();
+        for prefix in prefixes {
+            let listed = self.ctx.reader.keys(prefix, None, Query::CONSISTENT).await?.value;
+            let listed: BTreeSet<String> = listed.into_iter().collect();
+            if keys.iter().any(|(_, key)| listed.contains(key.as_str())) {
                 return Ok(false);
             }
         }

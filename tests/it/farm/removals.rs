@@ -140,6 +140,42 @@ async fn lower_count_takes_the_pod_that_ails_now() {
     farm.stop().await;
 }
 
+/// The watch of the nodes learns of the change two seconds after that of the records has the lower count.
+#[tokio::test(start_paused = true)]
+async fn lower_count_is_judged_by_nodes_as_new_as_the_record() {
+    let pool = |pool: &str| json!({"pool": pool}).to_string();
+    let state = |state: &str| json!({"state": state}).to_string();
+    let (labels, record) = (key::node_labels(&node(1)), key::node(&node(1)));
+    let cases = [
+        (&labels, Some(pool("web")), pool("db"), [0, 2]),
+        (&labels, Some(pool("db")), pool("web"), [1, 2]),
+        (&record, Some(state("ready")), state("draining"), [0, 2]),
+        (&record, None, state("draining"), [0, 2]),
+    ];
+    for (key, before, now, left) in cases {
+        let cluster = Cluster::new(3).await;
+        cluster.create_rc(1, 3).await;
+        let farm = cluster.start_faulty("a", |request| match request {
+            Request::List("labels/node/" | "rcfarm/nodes/") => {
+                Fate { after: 2 * SECOND, ..Fate::DELIVER }
+            }
+            _ => Fate::DELIVER,
+        });
+        within(20 * SECOND, "three", || async { cluster.nodes_of(1).await.len() == 3 }).await;
+        if let Some(before) = before {
+            cluster.put(key, before).await;
+        }
+        tokio::time::sleep(70 * SECOND).await;
+        cluster.put(key, &now).await;
+        cluster.create_rc(1, 2).await;
+        within(20 * SECOND, "two", || async { cluster.nodes_of(1).await.len() == 2 }).await;
+        tokio::time::sleep(20 * SECOND).await;
+        assert_eq!(cluster.nodes_of(1).await, names(&left), "{key} became {now}");
+        assert_eq!(removed(&cluster, 1).await.len(), 1, "{key} became {now}");
+        farm.stop().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn higher_count_and_zero_need_no_read() {
     let cluster = Cluster::new(10).await;
