@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use rcfarm::cluster::ClusterView;
@@ -194,18 +193,6 @@ impl Stage {
         }
     }
 
-    /// `nodeTransferSetup` of p2: three pods of which the one on node2 should leave.
-    async fn transferring(test: &str, strategy: &str, around: Around, health: [&str; 3]) -> Stage {
-        let stage = Stage::new(test, strategy, around).await;
-        stage.label_all(0..3).await;
-        stage.set_replicas(3).await;
-        stage.until_on(&["node0", "node1", "node2"]).await;
-        let [a, b, c] = health;
-        stage.report(&[("node0", a), ("node1", b), ("node2", c)]).await;
-        stage.label("node2", "bad").await;
-        stage
-    }
-
     async fn stays(&self) {
         assert_eq!(self.nodes().await, ["node0", "node1", "node2"]);
     }
@@ -219,7 +206,57 @@ impl Stage {
     }
 }
 
-const ALL_PASSING: [&str; 3] = ["passing", "passing", "passing"];
+/// `nodeTransferSetup` of p2: three pods, of which the one on node2 should leave.
+struct NodeTransfer {
+    strategy: &'static str,
+    around: Around,
+    /// Health of the pods.
+    health: [&'static str; 3],
+}
+
+/// What becomes of that pod.
+enum Outcome {
+    Moves,
+    /// It stays, and the condition `Placed` says why.
+    Waits(RcReason),
+    /// It stays, and the status has an error with this text.
+    Fails(&'static str),
+}
+
+impl Default for NodeTransfer {
+    fn default() -> NodeTransfer {
+        let health = ["passing", "passing", "passing"];
+        NodeTransfer { strategy: DYNAMIC, around: Around::default(), health }
+    }
+}
+
+impl NodeTransfer {
+    async fn ends(self, test: &str, outcome: Outcome) {
+        let stage = Stage::new(test, self.strategy, self.around).await;
+        stage.label_all(0..3).await;
+        stage.set_replicas(3).await;
+        stage.until_on(&["node0", "node1", "node2"]).await;
+        let [a, b, c] = self.health;
+        stage.report(&[("node0", a), ("node1", b), ("node2", c)]).await;
+        stage.label("node2", "bad").await;
+        match outcome {
+            Outcome::Moves => stage.moves().await,
+            Outcome::Waits(why) => {
+                stage.until_said(RcConditionType::Placed, why).await;
+                stage.stays().await;
+            }
+            Outcome::Fails(why) => {
+                until("it is said", async || {
+                    let error = stage.status().await.and_then(|status| status.last_error);
+                    error.is_some_and(|error| error.contains(why))
+                })
+                .await;
+                stage.stays().await;
+            }
+        }
+        stage.end().await;
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn do_nothing() {
@@ -364,15 +401,7 @@ async fn consistency_modify() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn consistency_delete() {
-    if super::programs::directory().is_none() {
-        eprintln!(
-            "NOT RUN: p2's programs are not here. Replayed, its writes follow each other too fast."
-        );
-        return;
-    }
     let stage = consistent("consistency_delete").await;
-    // An intent that is written and deleted between two reads of the farm's cache is missed until the next resync.
-    tokio::time::sleep(Duration::from_secs(2)).await;
     stage.p2.cluster.delete("intent/node1/testPod").await;
     until("it is put back", async || stage.intent("node1").await.as_deref() == Some(MANIFEST))
         .await;
@@ -475,12 +504,9 @@ async fn remove_pods_disabled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_noop_if_static_strategy() {
-    let test = "node_transfer_noop_if_static_strategy";
-    let around = Around::default();
-    let stage = Stage::transferring(test, "static_strategy", around, ALL_PASSING).await;
-    stage.until_said(RcConditionType::Placed, RcReason::IneligibleNodes).await;
-    stage.stays().await;
-    stage.end().await;
+    let case = NodeTransfer { strategy: "static_strategy", ..NodeTransfer::default() };
+    let outcome = Outcome::Waits(RcReason::IneligibleNodes);
+    case.ends("node_transfer_noop_if_static_strategy", outcome).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -506,67 +532,47 @@ async fn node_transfer_noop_if_lock_held() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_noop_if_pods_unhealthy() {
-    let test = "node_transfer_noop_if_pods_unhealthy";
     let health = ["passing", "critical", "passing"];
-    let stage = Stage::transferring(test, DYNAMIC, Around::default(), health).await;
-    stage.until_said(RcConditionType::Placed, RcReason::PodsUnhealthy).await;
-    stage.stays().await;
-    stage.end().await;
+    let case = NodeTransfer { health, ..NodeTransfer::default() };
+    let outcome = Outcome::Waits(RcReason::PodsUnhealthy);
+    case.ends("node_transfer_noop_if_pods_unhealthy", outcome).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_when_all_pods_healthy() {
-    let test = "node_transfer_when_all_pods_healthy";
-    let stage = Stage::transferring(test, DYNAMIC, Around::default(), ALL_PASSING).await;
-    stage.moves().await;
-    stage.end().await;
+    let case = NodeTransfer::default();
+    case.ends("node_transfer_when_all_pods_healthy", Outcome::Moves).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_when_ineligible_node_unhealthy() {
-    let test = "node_transfer_when_ineligible_node_unhealthy";
     let health = ["passing", "passing", "critical"];
-    let stage = Stage::transferring(test, DYNAMIC, Around::default(), health).await;
-    stage.moves().await;
-    stage.end().await;
+    let case = NodeTransfer { health, ..NodeTransfer::default() };
+    case.ends("node_transfer_when_ineligible_node_unhealthy", Outcome::Moves).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_does_not_alert_if_allocate_fails() {
-    let test = "node_transfer_does_not_alert_if_allocate_fails";
     let around = Around { allocation_fails: true, ..Around::default() };
-    let stage = Stage::transferring(test, DYNAMIC, around, ALL_PASSING).await;
-    until("it is said", async || {
-        let error = stage.status().await.and_then(|status| status.last_error);
-        error.is_some_and(|error| error.contains("intentional"))
-    })
-    .await;
-    stage.stays().await;
-    stage.end().await;
+    let case = NodeTransfer { around, ..NodeTransfer::default() };
+    let outcome = Outcome::Fails("intentional");
+    case.ends("node_transfer_does_not_alert_if_allocate_fails", outcome).await;
 }
 
 /// Different: p2 alerts that the old node is allocated. Here the new node is given back as well, and what could not be
 /// given back is said of each.
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_alerts_if_deallocate_fails() {
-    let test = "node_transfer_alerts_if_deallocate_fails";
     let around = Around { deallocation_fails: true, ..Around::default() };
-    let stage = Stage::transferring(test, DYNAMIC, around, ALL_PASSING).await;
-    until("it is said", async || {
-        let error = stage.status().await.and_then(|status| status.last_error);
-        error.is_some_and(|error| error.contains("cannot be deallocated"))
-    })
-    .await;
-    stage.stays().await;
-    stage.end().await;
+    let case = NodeTransfer { around, ..NodeTransfer::default() };
+    let outcome = Outcome::Fails("cannot be deallocated");
+    case.ends("node_transfer_alerts_if_deallocate_fails", outcome).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_transfer_noop_if_service_discovery_not_synced() {
-    let test = "node_transfer_noop_if_service_discovery_not_synced";
     let around = Around { discovery_is_behind: true, ..Around::default() };
-    let stage = Stage::transferring(test, DYNAMIC, around, ALL_PASSING).await;
-    stage.until_said(RcConditionType::Placed, RcReason::DiscoveryNotSynced).await;
-    stage.stays().await;
-    stage.end().await;
+    let case = NodeTransfer { around, ..NodeTransfer::default() };
+    let outcome = Outcome::Waits(RcReason::DiscoveryNotSynced);
+    case.ends("node_transfer_noop_if_service_discovery_not_synced", outcome).await;
 }
