@@ -18,6 +18,7 @@ use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{ObjectName, PodId};
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
 use rcfarm_api::pod_group::status::PodGroupStatus;
+use rcfarm_api::priority_class::PriorityClasses;
 use rcfarm_api::queue::spec::QueueRecord;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 use rcfarm_api::{Index, Stored as _, Timestamp, key};
@@ -77,7 +78,8 @@ impl Passes {
         }
         fleet.labels = Arc::new(labels);
         let queue: StoredQueue = made(1, Ok(QueueRecord::default()));
-        let queues = Queues::of(&[("default".parse()?, Arc::new(queue))].into());
+        let queues =
+            Queues::of(&[("default".parse()?, Arc::new(queue))].into(), PriorityClasses::default());
         let mut passes = Passes {
             me: "default".parse()?,
             spec: SchedulerSpec::default(),

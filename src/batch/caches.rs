@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
+use crate::cluster::priority_classes::PriorityClassIndex;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::placement::NodeLabels;
 use crate::placement::capacity::Fleet;
@@ -18,6 +19,8 @@ pub struct SchedulerCaches {
     pub(super) reader: Arc<dyn Reader>,
     /// Cache of `rcfarm/queues/`.
     pub queues: Arc<Cache<QueueIndex>>,
+    /// Cache of `rcfarm/priority_classes/`.
+    pub classes: Arc<Cache<PriorityClassIndex>>,
     /// Cache of `rcfarm/pod_groups/`.
     pub groups: Arc<Cache<GroupIndex>>,
     /// Cache of `rcfarm/commands/`, shared with jobs.
@@ -36,6 +39,7 @@ impl SchedulerCaches {
     ) -> Arc<Self> {
         Arc::new(SchedulerCaches {
             queues: Cache::guarded(reader.clone(), key::queues(), PollPolicy::PROMPT),
+            classes: Cache::guarded(reader.clone(), key::priority_classes(), PollPolicy::PROMPT),
             // Not guarded against mass deletion: groups end with their jobs. A transaction that forgets one checks its
             // record.
             groups: Cache::new(reader.clone(), key::pod_groups(), PollPolicy::BULK),
@@ -45,12 +49,13 @@ impl SchedulerCaches {
         })
     }
 
-    /// Reads queues, groups and allocations up to the present index.
+    /// Reads queues, priority classes, groups and allocations up to the present index.
     pub(super) async fn catch_up(&self) -> Result<(), StoreError> {
         let queues = async { self.queues.read_now().await.map(drop) };
         let groups = async { self.groups.read_now().await.map(drop) };
+        let classes = async { self.classes.read_now().await.map(drop) };
         let allocations = async { self.view.ledger.tree.read_now().await.map(drop) };
-        futures_util::future::try_join3(queues, groups, allocations).await.map(drop)
+        futures_util::future::try_join4(queues, classes, groups, allocations).await.map(drop)
     }
 
     /// Nodes that match a selector.

@@ -20,6 +20,7 @@ use super::plan::{BatchObserved, BatchPlan, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
 use super::writes::{PlacementBatch, QueueBook, audited, batch, revised};
 use crate::cluster::allocations::booked_node;
+use crate::cluster::priority_classes::{PriorityClassIndex, valid};
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::farm::metrics::RecordGauges;
@@ -102,6 +103,7 @@ impl ChainedStatus for SchedulerStatus {
 struct IdlePass {
     spec: SchedulerSpec,
     queues: Arc<QueueIndex>,
+    classes: Arc<PriorityClassIndex>,
     groups: Arc<GroupIndex>,
     fleet: Fleet,
     down: BTreeSet<NodeName>,
@@ -114,9 +116,11 @@ impl IdlePass {
         &self,
         seen: &BatchObserved<'_>,
         queues: &Arc<QueueIndex>,
+        classes: &Arc<PriorityClassIndex>,
         groups: &Arc<GroupIndex>,
     ) -> bool {
         Arc::ptr_eq(&self.queues, queues)
+            && Arc::ptr_eq(&self.classes, classes)
             && Arc::ptr_eq(&self.groups, groups)
             && self.spec == *seen.spec
             && self.fleet.equals(seen.fleet)
@@ -264,10 +268,11 @@ impl SchedulerController {
         self.take_back();
         let queues = self.caches.queues.snapshot();
         let groups = self.caches.groups.snapshot();
-        if !queues.is_read() || !groups.is_read() {
+        let classes = self.caches.classes.snapshot();
+        if !queues.is_read() || !groups.is_read() || !classes.is_read() {
             return Ok(None);
         }
-        let mut queues_view = Queues::of(&queues.value.0);
+        let mut queues_view = Queues::of(&queues.value.0, valid(&classes.value));
         failpoints::change_queues(&mut queues_view);
         let shown_groups = failpoints::change_groups(&groups.value.0, &self.groups);
         let fleet = self.caches.fleet(&selector);
@@ -289,7 +294,9 @@ impl SchedulerController {
             latest,
             bounds: Bounds::of(PLACED_PER_PASS, STEPS_PER_PASS, self.ctx.limits),
         };
-        let idle = self.idle.as_ref().filter(|i| i.is_of(&observed, &queues.value, &groups.value));
+        let same =
+            |idle: &&IdlePass| idle.is_of(&observed, &queues.value, &classes.value, &groups.value);
+        let idle = self.idle.as_ref().filter(same);
         let plan = match idle {
             Some(idle) => idle.plan.clone(),
             None => {
@@ -303,6 +310,7 @@ impl SchedulerController {
                 self.idle = is_idle.then(|| IdlePass {
                     spec,
                     queues: queues.value.clone(),
+                    classes: classes.value.clone(),
                     groups: groups.value.clone(),
                     fleet,
                     down,

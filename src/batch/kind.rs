@@ -15,6 +15,7 @@ use crate::farm::subscriptions::Subscriber;
 use rcfarm_api::ids::{Namespaced, ObjectName, QueueName};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::pod_group::spec::PodGroupRecord;
+use rcfarm_api::priority_class::PriorityClassRecord;
 use rcfarm_api::queue::spec::{DEFAULT_SCHEDULER, QueueRecord};
 use rcfarm_api::scheduler::spec::SchedulerRecord;
 use rcfarm_api::{FieldError, InvalidText, Stored};
@@ -26,7 +27,7 @@ pub fn spec() -> KindSpec {
     let default: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
     KindSpec {
         check_name: check_name::<ObjectName>,
-        reads: vec![key::labels(LabelKind::Node), key::nodes()],
+        reads: vec![key::labels(LabelKind::Node), key::nodes(), key::priority_classes()],
         writes: vec![
             key::schedulers(),
             key::scheduler_statuses(),
@@ -38,7 +39,12 @@ pub fn spec() -> KindSpec {
             key::allocations(),
         ],
         user_writes: vec![key::commands()],
-        sentinels: vec![key::pod_groups(), key::pod_group_statuses(), key::commands()],
+        sentinels: vec![
+            key::pod_groups(),
+            key::pod_group_statuses(),
+            key::commands(),
+            key::priority_classes(),
+        ],
         seeds: vec![(key::scheduler(&default), SchedulerRecord::default().encode())],
         checks: vec![
             RecordCheck {
@@ -58,6 +64,12 @@ pub fn spec() -> KindSpec {
                 prefix: key::queues(),
                 check: check_queue,
                 remedy: "correct them: rcfarm queue --help",
+            },
+            RecordCheck {
+                title: "priority classes",
+                prefix: key::priority_classes(),
+                check: check_class,
+                remedy: "correct them: rcfarm apply -f; or: rcfarm priority-class delete",
             },
         ],
         ..KindSpec::new(
@@ -89,6 +101,13 @@ fn check_queue(tail: &str, value: &[u8]) -> Result<(), FieldError> {
     QueueRecord::decode(value).map(drop)
 }
 
+fn check_class(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    check_name::<ObjectName>(tail)?;
+    let name = tail.parse().map_err(FieldError::from)?;
+    let bad = PriorityClassRecord::decode(value)?.check(&name);
+    bad.into_iter().next().map_or(Ok(()), Err)
+}
+
 /// Subscriptions and controllers of the kind `scheduler`.
 pub struct SchedulerKind {
     ctx: ControllerContext,
@@ -108,6 +127,7 @@ impl Kind for SchedulerKind {
     fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
         on_node_changes(subscriber, &self.caches.view, |wake, _| wake.all());
         subscriber.on(&self.caches.queues, |wake, _, _| wake.all());
+        subscriber.on(&self.caches.classes, |wake, _, _| wake.all());
         subscriber.on(&self.caches.groups, |wake, _, _| wake.all());
         subscriber.on(&self.caches.commands, |wake, old, new| {
             if old.value.queues != new.value.queues {

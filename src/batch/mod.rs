@@ -1,8 +1,8 @@
 //! Queueing of PodGroups: admits groups and binds their members to nodes. A scheduler record is claimed like any other
 //! record, so exactly one farm works on the queues that name it; after its failure another farm claims it.
 //!
-//! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/pod_groups/`, their statuses, `rcfarm/commands/`,
-//! `rcfarm/nodes/`, `labels/node/`, `rcfarm/allocations/`.
+//! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/priority_classes/`, `rcfarm/pod_groups/`, their
+//! statuses, `rcfarm/commands/`, `rcfarm/nodes/`, `labels/node/`, `rcfarm/allocations/`.
 //! Keys written: `rcfarm/scheduler_status/<name>` in every transaction, `rcfarm/queue_status/<queue>`,
 //! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`. A queue's record,
 //! `rcfarm/queues/<queue>`, is written in two cases: a command opens or closes it, and is deleted in the same

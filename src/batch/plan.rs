@@ -240,13 +240,24 @@ pub fn positions(
     all.into_iter().map(in_order).collect()
 }
 
+/// Why a group has no priority: it names a class that does not exist.
+fn missing_class(queues: &Queues, spec: &PodGroupSpec) -> Option<String> {
+    if spec.priority != 0 { None } else { queues.1.missing(&spec.priority_class_name) }
+}
+
 /// Order of admission.
 fn rank<'a>(
     queues: &Queues,
     c: &Candidate<'a>,
 ) -> (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, &'a GroupId) {
     let queue = queues.0.get(&c.queue).map_or(0, |queue| queue.spec.priority);
-    (Reverse(queue), Reverse(c.admitted), Reverse(c.record.spec.priority), c.since(), c.id)
+    (
+        Reverse(queue),
+        Reverse(c.admitted),
+        Reverse(queues.1.priority(&c.record.spec)),
+        c.since(),
+        c.id,
+    )
 }
 
 impl<'a> Pass<'a, '_> {
@@ -301,6 +312,9 @@ impl<'a> Pass<'a, '_> {
             return Some((hold.reason, Message::Text(hold.message.clone())));
         }
         if !c.admitted {
+            if let Some(why) = missing_class(self.seen.queues, &c.record.spec) {
+                return Some((PodGroupReason::InvalidRecord, Message::Text(why)));
+            }
             if let Some((reason, why)) = self.seen.queues.refusal(&c.queue) {
                 return Some((reason, Message::Text(format!("spec.queue: {why}"))));
             }
@@ -332,6 +346,7 @@ impl<'a> Pass<'a, '_> {
             let waits = |k: &VersionedStatus| k.value.not_before.is_some_and(|t| t > self.seen.now);
             c.queue == first.queue
                 && c.record.spec.hold.is_none()
+                && missing_class(self.seen.queues, &c.record.spec).is_none()
                 && !c.known.is_some_and(waits)
                 && single(c) == Some(wanted)
         };

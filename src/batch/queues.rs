@@ -10,6 +10,7 @@ use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
 use rcfarm_api::ids::{ObjectName, QueueName};
 use rcfarm_api::pod_group::status::PodGroupReason;
+use rcfarm_api::priority_class::PriorityClasses;
 use rcfarm_api::queue::spec::{
     DEFAULT_SCHEDULER, Desired, QueueSpec, ancestors, check_family, children,
 };
@@ -31,9 +32,9 @@ pub struct Queue {
     pub children: Vec<QueueName>,
 }
 
-/// All queues by name, those of other schedulers included.
+/// All queues by name, those of other schedulers included, and the priority classes that order their groups.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Queues(pub BTreeMap<QueueName, Queue>);
+pub struct Queues(pub BTreeMap<QueueName, Queue>, pub PriorityClasses);
 
 /// Reason why a request exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +48,7 @@ pub struct TooMuch {
 impl Queues {
     /// Builds the tree of queues from their records.
     #[must_use]
-    pub fn of(stored: &StoredQueues) -> Queues {
+    pub fn of(stored: &StoredQueues, classes: PriorityClasses) -> Queues {
         let readable = |queue: &StoredQueue| Some(queue.value.as_ref().ok()?.spec.clone());
         let specs: BTreeMap<QueueName, QueueSpec> = stored
             .iter()
@@ -70,7 +71,7 @@ impl Queues {
             let children = children(name, &specs).cloned().collect();
             (name.clone(), Queue { index: stored.index, spec, problems, wanted, chain, children })
         };
-        Queues(stored.iter().map(queue).collect())
+        Queues(stored.iter().map(queue).collect(), classes)
     }
 
     /// Scheduler of a queue. For a missing queue it is the default scheduler, which then reports the missing queue.

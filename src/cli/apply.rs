@@ -1,8 +1,8 @@
-//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, queues and replication controllers from files. `rcfarm dev --apply` takes the
-//! same files.
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, queues, priority classes and replication controllers from files. `rcfarm dev
+//! --apply` takes the same files.
 //!
-//! Everything is read and checked before the first write. Then come queues, parents first, then controllers, then jobs:
-//! each object is a transaction of its own. A crash between two leaves the first applied; `apply` again applies the rest.
+//! Everything is read and checked before the first write. Then come priority classes, queues, parents first, then
+//! controllers, then jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply` again applies the rest.
 
 use std::collections::BTreeSet;
 
@@ -13,6 +13,7 @@ use super::context::CommandContext;
 use super::failure::{CliExit, failure};
 use super::files::{contents, documents};
 use super::job::apply::{DescribedJob, WantedJob, wrong};
+use super::priority_class::apply::{DescribedClass, WantedClasses};
 use super::queue::apply::{DescribedQueue, WantedQueues};
 use super::rc::apply::{DescribedRc, WantedRc};
 use crate::job::document;
@@ -20,8 +21,8 @@ use rcfarm_api::ids::Namespace;
 
 #[derive(clap::Args)]
 pub struct FileArgs {
-    /// A YAML or JSON file with jobs, queues and replication controllers, or a directory of such files; - reads
-    /// standard input; may be repeated
+    /// A YAML or JSON file with jobs, queues, priority classes and replication controllers, or a directory of such
+    /// files; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<String>,
     /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
@@ -105,7 +106,7 @@ pub(super) struct PlannedObject {
 }
 
 impl PlannedObject {
-    /// A row of a queue or a controller.
+    /// A row of a priority class, a queue or a controller.
     pub(super) fn new(
         title: &str,
         action: ApplyAction,
@@ -159,6 +160,7 @@ pub(super) async fn apply_files(context: &CommandContext, files: &[String]) -> a
 
 /// The objects of files, checked.
 struct Wanted {
+    classes: WantedClasses,
     queues: WantedQueues,
     controllers: Vec<WantedRc>,
     jobs: Vec<WantedJob>,
@@ -174,35 +176,39 @@ impl Wanted {
             return Err(failure(format!("{files} has no documents"), hint));
         }
         let mut problems = Vec::new();
+        let classes = WantedClasses::read(context, described.classes, &mut problems).await?;
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
-        let jobs =
-            WantedJob::read_all(context, described.jobs, &queues.after(), &mut problems).await?;
+        let after = queues.after(classes.after());
+        let jobs = WantedJob::read_all(context, described.jobs, &after, &mut problems).await?;
         if !problems.is_empty() {
             let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
             return Err(failure(why, "correct the fields named; nothing was changed"));
         }
-        Ok(Wanted { queues, controllers, jobs })
+        Ok(Wanted { classes, queues, controllers, jobs })
     }
 
     async fn apply(&self, context: &CommandContext) -> anyhow::Result<Vec<AppliedObject>> {
-        let mut applied = apply_all(context, &self.queues.all).await?;
+        let mut applied = apply_all(context, &self.classes.all).await?;
+        applied.extend(apply_all(context, &self.queues.all).await?);
         applied.extend(apply_all(context, &self.controllers).await?);
         applied.extend(apply_all(context, &self.jobs).await?);
         Ok(applied)
     }
 
     fn plan(&self) -> Vec<PlannedObject> {
+        let classes = self.classes.all.iter().map(WantedObject::planned);
         let queues = self.queues.all.iter().map(WantedObject::planned);
         let controllers = self.controllers.iter().map(WantedObject::planned);
         let jobs = self.jobs.iter().map(WantedObject::planned);
-        queues.chain(controllers).chain(jobs).collect()
+        classes.chain(queues).chain(controllers).chain(jobs).collect()
     }
 }
 
 /// The objects of files, by kind.
 #[derive(Default)]
 pub(super) struct DescribedObjects {
+    classes: Vec<DescribedClass>,
     queues: Vec<DescribedQueue>,
     controllers: Vec<DescribedRc>,
     pub(super) jobs: Vec<DescribedJob>,
@@ -210,7 +216,8 @@ pub(super) struct DescribedObjects {
 
 impl DescribedObjects {
     fn is_empty(&self) -> bool {
-        self.queues.is_empty() && self.controllers.is_empty() && self.jobs.is_empty()
+        let is_empty = self.queues.is_empty() && self.controllers.is_empty();
+        is_empty && self.jobs.is_empty() && self.classes.is_empty()
     }
 
     /// Adds the objects of a document at `at`.
@@ -220,6 +227,7 @@ impl DescribedObjects {
             return Ok(());
         }
         match document.get("kind").and_then(Value::as_str) {
+            Some("PriorityClass") => self.classes.push(DescribedClass::new(at, &document)?),
             Some("Queue") => self.queues.push(DescribedQueue::new(at, document)?),
             None if document.get("id").is_some() && document.get("launchables").is_some() => {
                 let hint = "rcfarm rc create -f FILE --node-selector SELECTOR; or put it below manifest: of an entry \

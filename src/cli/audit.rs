@@ -328,6 +328,17 @@ fn what(record: &AuditRecord) -> String {
             format!("queue {} {}", d.queue, words.join(" "))
         }
         Details::QueueDeleted(d) => format!("queue {}", d.queue),
+        Details::PriorityClassChanged(d) => {
+            let value = |record: &Option<serde_json::Value>| {
+                or_dash(record.as_ref().map(|r| r["value"].clone()))
+            };
+            format!(
+                "priority class {} {} -> {}",
+                d.priority_class,
+                value(&d.before),
+                value(&d.after)
+            )
+        }
         Details::GroupsOrdered(d) => {
             let words = d
                 .groups

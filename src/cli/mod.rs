@@ -25,6 +25,7 @@ mod node;
 mod node_run;
 mod output;
 mod pod;
+mod priority_class;
 mod queue;
 mod rc;
 
@@ -55,9 +56,11 @@ enum Command {
     #[command(subcommand)]
     Queue(queue::QueueCommand),
     #[command(subcommand)]
+    PriorityClass(priority_class::PriorityClassCommand),
+    #[command(subcommand)]
     Job(job::JobCommand),
     /// Create or update jobs, queues and controllers from files: Volcano's Job and Queue, Kubeflow's TFJob, PyTorchJob,
-    /// MPIJob, XGBoostJob, Pod, and replication_controllers
+    /// MPIJob, XGBoostJob, Pod, PriorityClass, and replication_controllers
     Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
     Plan(apply::FileArgs),
@@ -165,6 +168,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
     match command {
         Command::Rc(command) => rc::run(&context()?, command).await,
         Command::Queue(command) => queue::run(&context()?, command).await,
+        Command::PriorityClass(command) => priority_class::run(&context()?, command).await,
         Command::Job(command) => job::run(&context()?, command).await,
         Command::Apply(args) => apply::apply(&context()?, &args).await,
         Command::Plan(args) => apply::plan(&context()?, &args).await,

@@ -1,7 +1,7 @@
 //! View of the cluster that all controllers share: one cache per Consul prefix.
 //!
 //! Keys read: `labels/node/`, `rcfarm/nodes/`, `labels/pod/`, `intent/`, `health/`, `rcfarm/allocations/`. It also decodes
-//! `rcfarm/commands/`, `rcfarm/queues/` and `rcfarm/pod_groups/` for the caches of jobs and queues.
+//! `rcfarm/commands/`, `rcfarm/queues/`, `rcfarm/priority_classes/` and `rcfarm/pod_groups/` for the caches of jobs and queues.
 //! Keys written: none. Who writes them: users, farms and node agents. A crash leaves nothing.
 
 pub mod allocations;
@@ -13,6 +13,7 @@ pub mod job_pods;
 pub mod nodes;
 
 pub mod pods;
+pub mod priority_classes;
 pub mod queues;
 pub mod snapshot;
 pub mod view;

@@ -166,6 +166,8 @@ layout! {
     queue_statuses() -> Prefix = "rcfarm/queue_status/";
     /// Status of a queue, written by the scheduler's owner.
     queue_status(name: &QueueName) -> Key = "rcfarm/queue_status/{name}";
+    priority_classes() -> Prefix = "rcfarm/priority_classes/";
+    priority_class(name: &ObjectName) -> Key = "rcfarm/priority_classes/{name}";
     pod_groups() -> Prefix = "rcfarm/pod_groups/";
     pod_group(id: &Namespaced) -> Key = "rcfarm/pod_groups/{id}";
     pod_group_statuses() -> Prefix = "rcfarm/pod_group_status/";

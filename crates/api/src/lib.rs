@@ -5,7 +5,7 @@
 //! | [`key`] | the key grammar and every path of the layout: the only file with path strings |
 //! | [`ids`] | names and identifiers |
 //! | [`labels`], [`manifest`] | label sets and selectors; pod manifests |
-//! | [`rc`], [`job`], [`queue`], [`pod_group`], [`scheduler`], [`command`], [`node`], [`allocation`] | records by kind |
+//! | [`rc`], [`job`], [`queue`], [`pod_group`], [`priority_class`], [`scheduler`], [`command`], [`node`], [`allocation`] | records by kind |
 //! | [`resource_list`] | amounts of processor, memory and devices |
 //! | [`audit`] | audit records, and the fold of a log to the state that it describes |
 #![forbid(unsafe_code)]
@@ -25,6 +25,7 @@ pub mod labels;
 pub mod manifest;
 pub mod node;
 pub mod pod_group;
+pub mod priority_class;
 pub mod queue;
 pub mod rc;
 pub mod resource_list;

@@ -24,8 +24,9 @@ key_prefix "rcfarm/nodes/"                 { policy = "read" }
 key_prefix "rcfarm/allocations/"           { policy = "read" }
 key        "rcfarm/layout"                 { policy = "read" }
 
-# To make and change queues, add:
-#   key_prefix "rcfarm/queues/" { policy = "write" }
+# To make and change queues and priority classes, add:
+#   key_prefix "rcfarm/queues/"           { policy = "write" }
+#   key_prefix "rcfarm/priority_classes/" { policy = "write" }
 # To open and close them, and to command the jobs of every namespace, add:
 #   key_prefix "rcfarm/commands/" { policy = "write" }
 

@@ -3,6 +3,7 @@
 mod ended;
 mod large;
 mod min_resources;
+mod order;
 mod passed;
 mod properties;
 mod waiting;
@@ -26,6 +27,7 @@ use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
+use rcfarm_api::priority_class::PriorityClasses;
 use rcfarm_api::queue::spec::QueueRecord;
 use rcfarm_api::scheduler::spec::SchedulerSpec;
 use rcfarm_api::{Index, Stored, Timestamp};
@@ -42,6 +44,7 @@ pub(super) fn queue(name: &str) -> QueueName {
 /// Queues, groups, nodes and a manual clock.
 pub(super) struct TestScheduler {
     pub(super) queues: StoredQueues,
+    pub(super) classes: PriorityClasses,
     pub(super) groups: StoredGroups,
     pub(super) book: GroupStatuses,
     pub(super) fleet: Fleet,
@@ -69,6 +72,7 @@ impl TestScheduler {
         }
         let mut sched = TestScheduler {
             queues: BTreeMap::new(),
+            classes: PriorityClasses::default(),
             groups: BTreeMap::new(),
             book: GroupStatuses::new(),
             fleet,
@@ -140,7 +144,7 @@ impl TestScheduler {
     /// Plans a pass. What earlier passes remember changes nothing.
     pub(super) fn plan(&self) -> BatchPlan {
         let me = "default".parse().unwrap();
-        let queues = Queues::of(&self.queues);
+        let queues = Queues::of(&self.queues, self.classes.clone());
         let seen = BatchObserved {
             me: &me,
             spec: &self.spec,
@@ -228,7 +232,7 @@ impl TestScheduler {
         for (node, room) in self.fleet.node_capacities.iter() {
             assert!(room.faults().is_empty(), "invariant 14: {node}: {:?}", room.faults());
         }
-        let queues = Queues::of(&self.queues);
+        let queues = Queues::of(&self.queues, self.classes.clone());
         let mut usage = Usage::default();
         for (id, known) in &self.book {
             let status = &known.value;
@@ -370,59 +374,6 @@ fn what_can_never_fit_holds_nobody_up() {
         "{:?}",
         sched.status("huge")
     );
-}
-
-/// However long it waits, and whatever its timeout says: nothing goes before it.
-#[test]
-fn strict_queue_head_without_nodes_keeps_its_place() {
-    let mut sched = TestScheduler::new(&[NODE]);
-    sched.queue("q", json!({"dequeueStrategy": "fifo"}));
-    sched.group(
-        "first",
-        json!({"queue": "q", "tasks": workers(2, "4"), "scheduleTimeoutSeconds": 60}),
-    );
-    sched.group("second", json!({"queue": "q", "tasks": workers(1, "1")}));
-    let waiting = [
-        (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
-        (PodGroupPhase::Pending, PodGroupReason::BehindInQueue),
-    ];
-    for seconds in [0, 61, 301, 3600, 86_400] {
-        sched.later(seconds);
-        let plan = sched.run();
-        assert_eq!(sched.phases(&["first", "second"]), waiting, "{seconds} s");
-        assert_eq!(plan.next, None, "nothing is due");
-    }
-    sched.add_node(NODE);
-    sched.run();
-    assert_eq!(sched.status("first").phase, PodGroupPhase::Inqueue);
-    assert_eq!(sched.status("first").sent_back, 0);
-    assert_eq!(sched.status("second").reason, PodGroupReason::InsufficientCapacity);
-}
-
-/// It gives its charge back, and is still the first.
-#[test]
-fn admitted_group_of_a_strict_queue_keeps_its_place_without_its_charge() {
-    let mut sched = TestScheduler::new(&[NODE]);
-    sched.queue("q", json!({"dequeueStrategy": "fifo"}));
-    sched.group("first", json!({"queue": "q", "tasks": workers(1, "2")}));
-    sched.run();
-    sched.group("first", json!({"queue": "q", "tasks": workers(2, "4"), "round": 1}));
-    sched.group("second", json!({"queue": "q", "tasks": workers(1, "1")}));
-    sched.run();
-    let since = sched.status("first").since;
-    for seconds in [301, 11, 601] {
-        sched.later(seconds);
-        sched.run();
-        assert_eq!(
-            sched.phases(&["first", "second"]),
-            [
-                (PodGroupPhase::Pending, PodGroupReason::InsufficientCapacity),
-                (PodGroupPhase::Pending, PodGroupReason::BehindInQueue)
-            ]
-        );
-        assert!(sched.status("first").charged.is_empty());
-        assert_eq!(sched.status("first").since, since);
-    }
 }
 
 #[test]
@@ -579,7 +530,8 @@ fn priority_precedes_age_within_and_between_queues() {
     sched.run();
     assert_eq!(sched.status("old").phase, PodGroupPhase::Pending);
     sched.group("new", json!({"tasks": workers(1, "1"), "priority": 1}));
-    let order = positions(&Queues::of(&sched.queues), &sched.groups, &sched.book);
+    let order =
+        positions(&Queues::of(&sched.queues, sched.classes.clone()), &sched.groups, &sched.book);
     assert_eq!(order[&queue("default")], [id("new"), id("old")]);
 }
 

@@ -1,6 +1,7 @@
 //! Jobs of `rcfarm apply -f` and `rcfarm plan -f`, in the formats of Volcano and Kubeflow.
 //!
-//! Keys read: the records of jobs, queues. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one transaction per job. A
+//! Keys read: the records of jobs, queues, priority classes. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one
+//! transaction per job. A
 //! crash between two jobs leaves the first applied; `apply` again applies the rest.
 
 use serde::Serialize;
@@ -13,6 +14,7 @@ use crate::cli::apply::{
 };
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
+use crate::cli::priority_class;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
 use rcfarm_api::audit::{Details, JobChange, record_hash};
@@ -70,6 +72,7 @@ impl WantedJob {
         }
         problems.extend(all.iter().filter_map(conflict));
         problems.extend(closed_to(queues, &all));
+        problems.extend(all.iter().filter_map(|one| unknown_class(queues, one)));
         Ok(all)
     }
 
@@ -169,7 +172,8 @@ pub(super) async fn create(
     })?;
     let one = WantedJob { id: id.clone(), document, read, stored: None };
     let queues: QueueIndex = read_once(context.store.as_ref(), &key::queues()).await?;
-    let refusals = closed_to(&Queues::of(&queues.0), std::slice::from_ref(&one));
+    let queues = Queues::of(&queues.0, priority_class::classes(context).await?);
+    let refusals = closed_to(&queues, std::slice::from_ref(&one));
     if let Some(why) = refusals.into_iter().next() {
         return Err(failure(why, "choose another --queue: rcfarm queue list"));
     }
@@ -193,6 +197,16 @@ fn closed_to(queues: &Queues, all: &[WantedJob]) -> Vec<String> {
         (!is_to_be_made).then(|| format!("{}: {field}: {why}", one.id))
     };
     new.filter_map(|one| refusal(&one)).collect()
+}
+
+/// Why the priority class of a new job, or a changed one, does not exist.
+fn unknown_class(queues: &Queues, one: &WantedJob) -> Option<String> {
+    let class = one.read.spec.priority_class.as_deref()?;
+    let before = one.stored_document().and_then(|stored| document::read(&one.id, &stored).ok());
+    let is_as_before =
+        before.is_some_and(|before| before.spec.priority_class.as_deref() == Some(class));
+    let why = queues.1.missing(class).filter(|_| !is_as_before)?;
+    Some(format!("{}: {}: {why}", one.id, document::class_field(one.read.spec.framework)))
 }
 
 /// Removes the fields that another cluster's controllers set.

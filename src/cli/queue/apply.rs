@@ -16,6 +16,7 @@ use crate::cli::context::CommandContext;
 use crate::cli::job::apply::wrong;
 use crate::cluster::queues::QueueIndex;
 use rcfarm_api::ids::QueueName;
+use rcfarm_api::priority_class::PriorityClasses;
 use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
 use rcfarm_api::{Index, Stored, key};
 use rcfarm_store::Entry;
@@ -130,8 +131,8 @@ impl WantedQueues {
         Ok(WantedQueues { snapshot, all })
     }
 
-    /// The queues once these are applied.
-    pub(in crate::cli) fn after(&self) -> Queues {
+    /// The queues once these are applied, and the priority classes.
+    pub(in crate::cli) fn after(&self, classes: PriorityClasses) -> Queues {
         let mut entries: BTreeMap<String, Entry> =
             self.snapshot.entries.values().map(|e| (e.key.clone(), e.clone())).collect();
         for one in &self.all {
@@ -148,7 +149,7 @@ impl WantedQueues {
             made.value = one.record.encode();
         }
         let entries = entries.into_values().collect();
-        Queues::of(&QueueIndex::build(&QueueIndex::default(), &key::queues(), entries).0)
+        Queues::of(&QueueIndex::build(&QueueIndex::default(), &key::queues(), entries).0, classes)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::batch::plan::{GroupStatuses, positions};
 use crate::batch::queues::{Queue, Queues, Usage};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
+use crate::cli::priority_class;
 use crate::cluster::queues::{GroupIndex, GroupStatusIndex, QueueIndex, StoredGroups};
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::pod_group::spec::GroupId;
@@ -41,7 +42,8 @@ pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSn
     }
     let stored = entries.values().cloned().collect();
     let stored = QueueIndex::build(&QueueIndex::default(), &key::queues(), stored);
-    let queues = Queues::of(&stored.0);
+    let classes = priority_class::classes(context).await?;
+    let queues = Queues::of(&stored.0, classes);
     let status = |entry: Entry| {
         let name = key::queue_statuses().tail(&entry.key)?.parse().ok()?;
         Some((name, QueueStatus::decode(&entry.value).ok()?))

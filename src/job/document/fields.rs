@@ -40,6 +40,15 @@ pub fn queue_field(framework: Framework) -> &'static str {
     }
 }
 
+/// Path of the field that names the priority class.
+#[must_use]
+pub fn class_field(framework: Framework) -> &'static str {
+    match framework {
+        Framework::Volcano | Framework::Pod => "spec.priorityClassName",
+        _ => "spec.runPolicy.schedulingPolicy.priorityClass",
+    }
+}
+
 /// Fields of one object. [`FieldReader::finish`] reports those that were not read.
 pub struct FieldReader<'v> {
     path: String,

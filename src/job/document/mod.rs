@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-pub use fields::{FieldIssues, queue_field};
+pub use fields::{FieldIssues, class_field, queue_field};
 
 use fields::FieldReader;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
@@ -295,19 +295,14 @@ fn replicas(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Option<u3
     Some(count)
 }
 
-/// Priority class; only numbers have an effect, since there is no list of classes.
+/// Name of a priority class, or a number. Whether the class exists is known later.
 fn priority_class(
     fields: &mut FieldReader<'_>,
     name: &'static str,
     issues: &mut FieldIssues,
 ) -> Option<String> {
     let class = fields.text(name, issues)?;
-    if class.parse::<i64>().is_err() {
-        let why =
-            format!("{class:?} is no number, so the priority is 0; write one, as in \"1000\"");
-        issues.warning(fields.at(name), why);
-    }
-    Some(class.to_owned())
+    (!class.is_empty()).then(|| class.to_owned())
 }
 
 /// Defaults of Volcano or Kubeflow.

@@ -13,6 +13,7 @@ mod label;
 mod meet;
 mod members;
 mod node;
+mod priority_class;
 mod queue;
 mod rc;
 mod upstream;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{EventType, GroupsOrdered, JobChange, JobStep, QueueChange};
+use super::{EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange};
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 use crate::manifest::content_hash;
@@ -65,6 +65,8 @@ pub enum Details {
     QueueChanged(QueueChange),
     /// [`EventType::QueueDeleted`]
     QueueDeleted(QueueChange),
+    /// [`EventType::PriorityClassChanged`]
+    PriorityClassChanged(PriorityClassChange),
     /// [`EventType::GroupsOrdered`]
     GroupsOrdered(GroupsOrdered),
     /// [`EventType::JobStep`]
@@ -368,6 +370,7 @@ details!(
     QueueCreated,
     QueueChanged,
     QueueDeleted,
+    PriorityClassChanged,
     GroupsOrdered,
     JobStep,
     JobChanged,
@@ -401,6 +404,7 @@ impl Details {
             | Details::QueueCreated(_)
             | Details::QueueChanged(_)
             | Details::QueueDeleted(_)
+            | Details::PriorityClassChanged(_)
             | Details::GroupsOrdered(_)
             | Details::JobStep(_)
             | Details::JobChanged(_)

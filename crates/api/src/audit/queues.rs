@@ -1,4 +1,4 @@
-//! Details of events of queues and their groups.
+//! Details of events of queues, their groups and priority classes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -21,6 +21,21 @@ pub struct QueueChange {
     /// Spec before. `None`: no record, or an invalid one.
     pub before: Option<Value>,
     /// Spec now. `None`: the record was deleted.
+    pub after: Option<Value>,
+}
+
+/// A priority class was created, changed or deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PriorityClassChange {
+    /// Name of the class.
+    pub priority_class: ObjectName,
+    /// Who made the change.
+    pub actor: Actor,
+    /// Reason, a fixed token.
+    pub reason: String,
+    /// Record before. `None`: there was none, or an invalid one.
+    pub before: Option<Value>,
+    /// Record now. `None`: it was deleted.
     pub after: Option<Value>,
 }
 

@@ -177,6 +177,8 @@ events! {
     QueueChanged = "QUEUE_CHANGED",
     /// A queue was deleted.
     QueueDeleted = "QUEUE_DELETED",
+    /// A priority class was created, changed or deleted.
+    PriorityClassChanged = "PRIORITY_CLASS_CHANGED",
     /// Groups were admitted, placed, requeued or removed.
     GroupsOrdered = "POD_GROUPS_ORDERED",
     /// A farm changed a job's phase or pods.

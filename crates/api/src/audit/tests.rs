@@ -188,6 +188,13 @@ fn every_event_type_round_trips() {
         Details::QueueCreated(queue_change()),
         Details::QueueChanged(queue_change()),
         Details::QueueDeleted(QueueChange { after: None, farm: None, ..queue_change() }),
+        Details::PriorityClassChanged(PriorityClassChange {
+            priority_class: "high".parse().unwrap(),
+            actor: user(),
+            reason: "Requested".to_owned(),
+            before: None,
+            after: Some(json!({"value": 1000})),
+        }),
         Details::GroupsOrdered(GroupsOrdered {
             scheduler: "default".parse().unwrap(),
             farm: "f1".parse().unwrap(),

@@ -47,7 +47,7 @@ pub struct PodGroupSpec {
     pub min_task_member: BTreeMap<String, u32>,
     /// Its queue.
     pub queue: QueueName,
-    /// Name of its priority, for people; only `priority` has an effect.
+    /// Name of its priority class, or a number. It counts if `priority` is 0.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub priority_class_name: String,
     /// Within its queue, higher goes first.

@@ -135,7 +135,7 @@ impl TestScheduler {
 
     /// Invariant 18: a FIFO queue admits no group before a higher one that could be admitted.
     fn check_order(&self, plan: &BatchPlan) {
-        let queues = Queues::of(&self.queues);
+        let queues = Queues::of(&self.queues, self.classes.clone());
         let order = positions(&queues, &self.groups, &self.book);
         for (name, waiting) in order {
             let Some(queue) = queues.0.get(&name) else { continue };
@@ -175,7 +175,7 @@ impl TestScheduler {
 
     /// When idle, the first unblocked group of each queue does not fit.
     fn check_at_rest(&self) {
-        let queues = Queues::of(&self.queues);
+        let queues = Queues::of(&self.queues, self.classes.clone());
         let mut usage = Usage::default();
         for known in self.book.values().filter(|known| known.value.phase.is_admitted()) {
             usage.charge(&queues, known.value.queue.as_ref().unwrap(), &known.value.charged);

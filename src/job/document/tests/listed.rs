@@ -144,6 +144,20 @@ fn queue() -> Asked {
     fields
 }
 
+/// As `tests/it/cli/priority_class.rs` finds them.
+const PRIORITY_CLASS: &str = "\
+## PriorityClass
+
+| field | | |
+|---|---|---|
+| `apiVersion`, `kind`, `metadata` | honoured |  |
+| `description` | honoured |  |
+| `globalDefault` | honoured | one class at most |
+| `preemptionPolicy` | honoured | `Never`; `PreemptLowerPriority` is warned about: nothing is preempted |
+| `value` | honoured | it and `preemptionPolicy` may not change |
+
+";
+
 #[test]
 fn the_page_lists_every_field_of_each_kind() {
     let mut text = "# Fields\n\nEvery field of each kind of document that `apply` and `plan` take, from the code that \
@@ -173,6 +187,7 @@ fn the_page_lists_every_field_of_each_kind() {
         "## Queue\n\nAs `rcfarm queue create -f` takes it. Unknown fields are kept and named.\n\n",
     );
     text.push_str(&table(&queue()));
+    text.push_str(PRIORITY_CLASS);
     golden("docs/reference/fields.md", &text);
 }
 
