@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::dev_token;
 use super::files::read_yaml;
-use super::output::{Format, Output};
+use super::output::{ColorWhen, Format, Output};
 use rcfarm_api::manifest::set_largest_manifest;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::session::KeeperRuntime;
@@ -84,7 +84,10 @@ pub struct Global {
     /// How to print results
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT", help_heading = OUTPUT)]
     output: Format,
-    /// No colours [env: NO_COLOR]
+    /// Whether to colour what is not well [default: auto, on a terminal]
+    #[arg(long, global = true, value_enum, value_name = "WHEN", help_heading = OUTPUT)]
+    color: Option<ColorWhen>,
+    /// No colours, as --color never [env: NO_COLOR]
     #[arg(long, global = true, help_heading = OUTPUT)]
     no_color: bool,
 }
@@ -111,8 +114,15 @@ impl Settings {
 
 impl Global {
     pub(super) fn output(&self) -> Output {
-        let is_coloured = !self.no_color && std::env::var_os("NO_COLOR").is_none();
-        Output { format: self.output, is_coloured }
+        // As https://no-color.org has it: an empty variable counts as absent, and a flag comes before it.
+        let is_plain = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let color = match self.color {
+            _ if self.no_color => ColorWhen::Never,
+            Some(when) => when,
+            None if is_plain() => ColorWhen::Never,
+            None => ColorWhen::Auto,
+        };
+        Output { format: self.output, color }
     }
 
     /// The address of the flag or the variable, for a server that listens there.

@@ -93,7 +93,7 @@ impl CommandContext {
 
     /// Prints an error on stderr that is not the command's last.
     pub(super) fn report(&self, error: &anyhow::Error) {
-        super::failure::report(error, None, self.out.is_coloured);
+        super::failure::report(error, None, self.out.color);
     }
 
     /// Lists the entries below a prefix.
@@ -258,7 +258,7 @@ pub(super) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::cli::output::Format;
+    use crate::cli::output::{ColorWhen, Format};
     use rcfarm_api::audit::LabelsChange;
     use rcfarm_api::labels::Labels;
     use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request};
@@ -275,7 +275,7 @@ pub(super) mod tests {
             _ => Fate::DELIVER,
         };
         let store = Arc::new(consul.with_faults(Arc::new(faults)));
-        CommandContext::new(store, Output { format: Format::Json, is_coloured: false })
+        CommandContext::new(store, Output { format: Format::Json, color: ColorWhen::Never })
     }
 
     async fn commit(context: &CommandContext) -> anyhow::Result<ChangeOutcome> {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use super::output::printable;
+use super::output::{ColorWhen, printable};
 use rcfarm_store::StoreError;
 
 /// Exit code of a command. The codes are part of the interface: `--help` and `docs/guide/cli.md` list them.
@@ -68,25 +68,25 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Prints an error and its hint, if there is one. A closed standard output (`rcfarm … | head`) is no error.
-pub(super) fn report(error: &anyhow::Error, address: Option<&str>, is_coloured: bool) -> CliExit {
+pub(super) fn report(error: &anyhow::Error, address: Option<&str>, color: ColorWhen) -> CliExit {
     if error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
     }) {
         return CliExit::Ok;
     }
-    say("error", "31", &format!("{error:#}"), is_coloured);
+    say("error", "31", &format!("{error:#}"), color);
     if let Some(hint) = hint(error, address) {
-        say("hint", "36", &hint, is_coloured);
+        say("hint", "36", &hint, color);
     }
     CliExit::Error
 }
 
 /// Prints a line `<word>: <text>` on stderr.
-pub(super) fn say(word: &str, colour: &str, text: &str, is_coloured: bool) {
+pub(super) fn say(word: &str, colour: &str, text: &str, color: ColorWhen) {
     let text = printable(text);
     let mut stderr = io::stderr().lock();
     // A failure to write to stderr cannot be reported.
-    let _ = if is_coloured && stderr.is_terminal() {
+    let _ = if color.is_on(stderr.is_terminal()) {
         writeln!(stderr, "\x1b[1;{colour}m{word}:\x1b[0m {text}")
     } else {
         writeln!(stderr, "{word}: {text}")
@@ -99,7 +99,11 @@ fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {
         if let Some(failure) = cause.downcast_ref::<Failure>() {
             return Some(failure.hint.clone());
         }
-        Some(match cause.downcast_ref::<StoreError>()? {
+        let error = cause.downcast_ref::<StoreError>()?;
+        if let Some(hint) = tls_hint(error) {
+            return Some(hint.to_owned());
+        }
+        Some(match error {
             StoreError::Unreachable { .. } => format!(
                 "is the agent running at {address}? Name another with CONSUL_HTTP_ADDR or --http-addr; to try things \
                  out without Consul: rcfarm dev"
@@ -115,6 +119,55 @@ fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {
     })
 }
 
+/// Remedies for failures of TLS: words of the error, in lower case, and what to do.
+const TLS_HINTS: [(&[&str], &str); 6] = [
+    (
+        &["http request to an https server"],
+        "this port speaks TLS: give the address as https://HOST:PORT, or set CONSUL_HTTP_SSL=true",
+    ),
+    (
+        &["corrupt message", "invalidcontenttype", "wrong version number"],
+        "this port does not speak TLS: give the address as http://HOST:PORT, or the agent's HTTPS port",
+    ),
+    (
+        &["unknownissuer", "unknown issuer", "unknown authority", "causedasendentity"],
+        "the server's certificate is of an authority that is not trusted here: name it with --ca-file or CONSUL_CACERT",
+    ),
+    (
+        &["notvalidforname", "not valid for name"],
+        "the server's certificate has another name: give that name as the address, with --tls-server-name, or in \
+         CONSUL_TLS_SERVER_NAME",
+    ),
+    (
+        &["expired", "notvalidyet", "not valid yet"],
+        "renew the server's certificate, or correct the clock of this machine",
+    ),
+    (
+        &[
+            "certificaterequired",
+            "certificate required",
+            "badcertificate",
+            "bad certificate",
+            "handshakefailure",
+        ],
+        "the server wants a client certificate of its authority: --client-cert and --client-key, CONSUL_CLIENT_CERT and \
+         CONSUL_CLIENT_KEY",
+    ),
+];
+
+fn tls_hint(error: &StoreError) -> Option<&'static str> {
+    let is_of_tls = matches!(
+        error,
+        StoreError::Unreachable { .. }
+            | StoreError::Interrupted { .. }
+            | StoreError::Rejected { .. }
+    );
+    let text = error.to_string().to_lowercase();
+    let mut hints = TLS_HINTS.iter().filter(|_| is_of_tls);
+    let found = hints.find(|(words, _)| words.iter().any(|word| text.contains(word)));
+    found.map(|(_, hint)| *hint)
+}
+
 #[cfg(test)]
 mod tests {
     use anyhow::Context;
@@ -128,6 +181,19 @@ mod tests {
             .unwrap_err();
         let hint = hint(&error, Some("http://10.0.0.1:8500/")).unwrap();
         assert!(hint.contains("http://10.0.0.1:8500/") && hint.contains("CONSUL_HTTP_ADDR"));
+        for (detail, remedy) in [
+            ("invalid peer certificate: UnknownIssuer", "--ca-file"),
+            ("invalid peer certificate: certificate not valid for name \"x\"", "--tls-server-name"),
+            ("received fatal alert: CertificateRequired", "--client-cert"),
+            ("received corrupt message of type InvalidContentType", "http://"),
+        ] {
+            let error = StoreError::Unreachable { detail: detail.to_owned() };
+            let hint = super::hint(&error.into(), None).unwrap();
+            assert!(hint.contains(remedy), "{detail}: {hint}");
+        }
+        let body = "Client sent an HTTP request to an HTTPS server.\n".to_owned();
+        let error = StoreError::Rejected { status: 400, body };
+        assert!(super::hint(&error.into(), None).unwrap().contains("https://"));
         assert_eq!(super::hint(&failure("a", "b"), None).unwrap(), "b");
         assert_eq!(super::hint(&anyhow::anyhow!("a"), None), None);
     }

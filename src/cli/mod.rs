@@ -80,7 +80,7 @@ enum Command {
     #[command(alias = "hello")]
     DemoServer(demo_server::DemoServerArgs),
     /// Check that Consul has everything rcfarm needs, and say how to fix what is missing
-    Doctor,
+    Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell, as in: source <(rcfarm completion bash)
     Completion {
         /// The shell
@@ -125,14 +125,26 @@ pub fn main() -> ExitCode {
     let mut address = None;
     let is_plan = matches!(cli.command, Command::Plan(_) | Command::Rc(rc::RcCommand::Plan(_)));
     let exit = run(cli, &mut address)
-        .unwrap_or_else(|error| failure::report(&error, address.as_deref(), out.is_coloured));
+        .unwrap_or_else(|error| failure::report(&error, address.as_deref(), out.color));
     if is_plan { exit.of_plan().into() } else { exit.into() }
 }
 
 /// Parses the arguments. Prints help, version, or what is wrong with them.
 fn parse() -> Result<Cli, CliExit> {
-    let is_plain = std::env::args_os().any(|arg| arg == "--no-color" || arg == "-no-color");
-    let colours = if is_plain { ColorChoice::Never } else { ColorChoice::Auto };
+    // Arguments may be wrong, so that colours are looked for before they are parsed.
+    let words: Vec<String> = std::env::args_os()
+        .map(|arg| arg.to_string_lossy().trim_start_matches('-').to_owned())
+        .collect();
+    let has = |when: &str| {
+        let joined = format!("color={when}");
+        words.contains(&joined)
+            || words.windows(2).any(|pair| pair[0] == "color" && pair[1] == when)
+    };
+    let colours = match () {
+        () if has("never") || words.iter().any(|word| word == "no-color") => ColorChoice::Never,
+        () if has("always") => ColorChoice::Always,
+        () => ColorChoice::Auto,
+    };
     let command = Cli::command().color(colours);
     let arguments = argv::with_double_dashes(&command, std::env::args_os());
     let parsed = command.try_get_matches_from(arguments);
@@ -192,9 +204,9 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::Pod(command) => pod::run(&context()?, command).await,
         Command::Dev(args) => dev::run(args, global.listen_address(), global.output()).await,
         Command::DemoServer(args) => demo_server::run(args).await,
-        Command::Doctor => {
+        Command::Doctor(args) => {
             let context = context()?;
-            doctor::run(&context, address.as_deref().unwrap_or_default()).await
+            doctor::run(&context, &args, address.as_deref().unwrap_or_default()).await
         }
         Command::Completion { shell } => {
             let mut script = Vec::new();

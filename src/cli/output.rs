@@ -20,11 +20,32 @@ pub enum Format {
     Yaml,
 }
 
+/// When to use colours.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ColorWhen {
+    /// On a terminal.
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl ColorWhen {
+    /// Whether to colour what goes to this stream.
+    pub(super) fn is_on(self, is_terminal: bool) -> bool {
+        match self {
+            ColorWhen::Auto => is_terminal,
+            ColorWhen::Always => true,
+            ColorWhen::Never => false,
+        }
+    }
+}
+
 /// Standard output in the chosen format.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Output {
     pub(super) format: Format,
-    pub(super) is_coloured: bool,
+    pub(super) color: ColorWhen,
 }
 
 impl Output {
@@ -35,7 +56,7 @@ impl Output {
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         match self.format {
-            Format::Table => self.line(&printable(&text())),
+            Format::Table => self.line(&self.coloured(&printable(&text()))),
             Format::Json => self.line(&json(serde_json::to_string_pretty(value)?)),
             Format::Yaml => self.line(&yaml(value)?),
         }
@@ -48,9 +69,16 @@ impl Output {
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         match self.format {
-            Format::Table => self.line(&printable(&text())),
+            Format::Table => self.line(&self.coloured(&printable(&text()))),
             Format::Json => self.line(&json(serde_json::to_string(value)?)),
             Format::Yaml => self.line(&format!("---\n{}", yaml(value)?)),
+        }
+    }
+
+    fn coloured(self, text: &str) -> String {
+        match self.color.is_on(io::stdout().is_terminal()) {
+            true => painted(text),
+            false => text.to_owned(),
         }
     }
 
@@ -66,8 +94,78 @@ impl Output {
 
     /// Prints a note on stderr.
     pub(super) fn note(self, text: &str) {
-        super::failure::say("note", "33", text, self.is_coloured);
+        super::failure::say("note", "33", text, self.color);
     }
+}
+
+/// States that mean a failure.
+const FAILED: [&str; 16] = [
+    "Aborted",
+    "Backoff",
+    "CannotStart",
+    "Failed",
+    "Invalid",
+    "InvalidRecord",
+    "NodeDown",
+    "Quarantined",
+    "SuspiciousTree",
+    "Terminated",
+    "TransferFailed",
+    "Unfit",
+    "critical",
+    "down",
+    "fail",
+    "unreadable",
+];
+/// States that mean that something is not as it should be, or not yet.
+const UNFINISHED: [&str; 21] = [
+    "Aborting",
+    "ControllerGone",
+    "DiscoveryNotSynced",
+    "IneligibleNodes",
+    "InsufficientCapacity",
+    "InsufficientNodes",
+    "LockHeld",
+    "NoController",
+    "NoEligibleNodes",
+    "NoOwner",
+    "Pending",
+    "PlaceTaken",
+    "PodsUnhealthy",
+    "Restarting",
+    "Scaling",
+    "Terminating",
+    "TransferUnderWay",
+    "UpdateUnderWay",
+    "draining",
+    "warn",
+    "warning",
+];
+
+/// The text with the cells in colour that say that something is not well. Cells end at two blanks or at the end of a line.
+fn painted(text: &str) -> String {
+    let line = |line: &str| -> String {
+        let mut shown = String::new();
+        let mut rest = line;
+        while !rest.is_empty() {
+            let blanks = rest.len() - rest.trim_start_matches(' ').len();
+            let (gap, from) = rest.split_at(blanks);
+            let (cell, next) = from.split_at(from.find("  ").unwrap_or(from.len()));
+            let colour = match cell {
+                cell if FAILED.contains(&cell) => Some("31"),
+                cell if UNFINISHED.contains(&cell) => Some("33"),
+                _ => None,
+            };
+            shown.push_str(gap);
+            match colour {
+                Some(colour) => shown.push_str(&format!("\x1b[{colour}m{cell}\x1b[0m")),
+                None => shown.push_str(cell),
+            }
+            rest = next;
+        }
+        shown
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// The text with control characters spelled out, but line ends and tabs: what others wrote must not reach the terminal
@@ -114,16 +212,74 @@ fn yaml<T: Serialize>(value: &T) -> anyhow::Result<String> {
 /// A column of a table: its header, and the text of a row's cell.
 pub(super) type Column<'c, R> = (&'c str, &'c dyn Fn(&R) -> String);
 
-/// Columns without borders, as `consul`, `nomad` and `kubectl` print them.
+/// Blanks between two columns.
+const GAP: usize = 3;
+/// No column is made narrower than this.
+const NARROWEST: usize = 8;
+
+/// Columns without borders, as `consul`, `nomad` and `kubectl` print them. On a terminal the widest cells are cut so that
+/// lines fit; `-o json`, and output into a file or another program, have everything.
 pub(super) fn table<R>(rows: &[R], columns: &[Column<'_, R>]) -> String {
+    table_within(rows, columns, screen_width())
+}
+
+fn table_within<R>(rows: &[R], columns: &[Column<'_, R>], screen: Option<usize>) -> String {
+    let cells = rows.iter().map(|row| columns.iter().map(|(_, cell)| cell(row)).collect());
+    let mut lines: Vec<Vec<String>> = cells.collect();
+    lines.insert(0, columns.iter().map(|(header, _)| (*header).to_owned()).collect());
+    if let Some(screen) = screen {
+        let width = |n: usize| {
+            let parts = lines.iter().flat_map(|line| line[n].lines());
+            parts.map(|part| part.chars().count()).max().unwrap_or(0)
+        };
+        let widths = fitted((0..columns.len()).map(width).collect(), screen);
+        for line in &mut lines {
+            for (cell, width) in line.iter_mut().zip(&widths) {
+                *cell =
+                    cell.lines().map(|part| shortened(part, *width)).collect::<Vec<_>>().join("\n");
+            }
+        }
+    }
+    let mut lines = lines.into_iter();
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(columns.iter().map(|(header, _)| *header));
-    table.add_rows(rows.iter().map(|row| columns.iter().map(move |(_, cell)| cell(row))));
+    table.set_header(lines.next().unwrap_or_default());
+    table.add_rows(lines);
     for column in table.column_iter_mut() {
         column.set_padding((0, 3));
     }
     table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Columns of the terminal; `None` if standard output is none.
+fn screen_width() -> Option<usize> {
+    let stdout = io::stdout();
+    if !stdout.is_terminal() {
+        return None;
+    }
+    let columns = rustix::termios::tcgetwinsize(stdout).ok()?.ws_col;
+    (columns > 0).then_some(usize::from(columns))
+}
+
+/// The widths of columns so that they fit the screen: the widest is made narrower first, none below [`NARROWEST`].
+fn fitted(mut widths: Vec<usize>, screen: usize) -> Vec<usize> {
+    let gaps = GAP * widths.len().saturating_sub(1);
+    while widths.iter().sum::<usize>() + gaps > screen {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > NARROWEST => *widest -= 1,
+            _ => break,
+        }
+    }
+    widths
+}
+
+/// The text, or its beginning with an ellipsis, of at most `width` characters.
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    format!("{kept}…")
 }
 
 /// Rows of `name  value`, the names padded to one width; a value may have several lines.
@@ -173,6 +329,17 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// Prints a note above the progress.
+    pub(super) fn note(&mut self, out: Output, text: &str) {
+        let stderr = io::stderr();
+        if stderr.is_terminal() && !self.last.is_empty() {
+            // A failure to write to stderr cannot be reported.
+            let _ = write!(stderr.lock(), "\r\x1b[2K");
+        }
+        self.last.clear();
+        out.note(text);
+    }
+
     /// Prints `text`, unless it was printed last.
     pub(super) fn say(&mut self, text: &str) {
         if self.last == text {
@@ -209,6 +376,32 @@ mod tests {
             [("ID", &|row| row[0].to_owned()), ("COUNT", &|row| row[1].to_owned())];
         let text = table(&[["a", "12"], ["bcd", ""]], &columns);
         assert_eq!(text, "ID    COUNT\na     12\nbcd\n");
+    }
+
+    #[test]
+    fn tables_fit_the_screen_and_only_the_widest_cells_are_cut() {
+        let columns: [Column<'_, [&str; 2]>; 2] =
+            [("ID", &|row| row[0].to_owned()), ("WHAT", &|row| row[1].to_owned())];
+        let rows = [["984dfa15", "a text of more than twenty characters"], ["1", "short"]];
+        let text = table_within(&rows, &columns, Some(30));
+        assert_eq!(text, "ID         WHAT\n984dfa15   a text of more tha…\n1          short\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
+        assert!(table_within(&rows, &columns, None).contains("twenty characters"));
+        assert_eq!(fitted(vec![3, 50, 40], 60), [3, 26, 25]);
+        assert_eq!(fitted(vec![50, 50], 5), [8, 8], "it cannot fit");
+    }
+
+    #[test]
+    fn cells_that_are_not_well_are_coloured() {
+        let text = "web   n1   critical   a critical look\nok    n2   draining\nfail  x\n";
+        let red = |word: &str| format!("\x1b[31m{word}\x1b[0m");
+        let shown = painted(text);
+        let expected = format!(
+            "web   n1   {}   a critical look\nok    n2   \x1b[33mdraining\x1b[0m\n{}  x\n",
+            red("critical"),
+            red("fail")
+        );
+        assert_eq!(shown, expected);
     }
 
     #[test]

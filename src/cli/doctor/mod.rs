@@ -17,8 +17,44 @@ use super::output::table;
 use super::rc::foreign::owned_elsewhere;
 use crate::farm::LAYOUT;
 use crate::farm::records::FarmPresence;
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::{Stored, key};
 use rcfarm_store::{NewSession, Op, Query, StoreError};
+
+#[derive(clap::Args)]
+pub struct DoctorArgs {
+    /// Check only what this token is for: a farm, a node's agent, or a user of replication controllers
+    #[arg(long = "for", value_name = "WHO")]
+    role: Option<RoleName>,
+    /// The node's name, of --for node
+    #[arg(long, value_name = "NODE", required_if_eq("role", "node"))]
+    node: Option<NodeName>,
+}
+
+/// Value of `--for`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RoleName {
+    Farm,
+    Node,
+    User,
+}
+
+/// Whose rights are checked.
+enum Role {
+    Farm,
+    Node(NodeName),
+    User,
+}
+
+impl DoctorArgs {
+    fn role(&self) -> Option<Role> {
+        Some(match (self.role?, &self.node) {
+            (RoleName::Farm, _) => Role::Farm,
+            (RoleName::Node, node) => Role::Node(node.clone()?),
+            (RoleName::User, _) => Role::User,
+        })
+    }
+}
 
 #[derive(Serialize)]
 struct Check {
@@ -53,18 +89,33 @@ impl Check {
     }
 }
 
-const POLICY: &str = "docs/operate/acl/ has the ACL policies for farms, users and viewers";
+const POLICY: &str = "docs/operate/acl/ has the ACL policies of farms, nodes, users and viewers";
 
-pub(super) async fn run(context: &CommandContext, address: &str) -> anyhow::Result<CliExit> {
+pub(super) async fn run(
+    context: &CommandContext,
+    args: &DoctorArgs,
+    address: &str,
+) -> anyhow::Result<CliExit> {
     let mut checks = Vec::new();
     let is_reachable = leader(context, address, &mut checks).await;
+    let role = args.role();
     if is_reachable {
-        rights::check(context, &mut checks).await;
-        checks.push(session(context).await);
+        match &role {
+            None => rights::check(context, &mut checks).await,
+            Some(role) => rights::check_role(context, role, &mut checks).await,
+        }
+        if !matches!(role, Some(Role::User)) {
+            checks.push(session(context).await);
+        }
         checks.push(limits(context).await);
-        checks.push(layout(context).await);
-        checks.push(farms(context).await);
-        records::check(context, &mut checks).await;
+        // An agent may read neither, and needs neither.
+        if !matches!(role, Some(Role::Node(_))) {
+            checks.push(layout(context).await);
+            checks.push(farms(context).await);
+        }
+        if matches!(role, None | Some(Role::Farm)) {
+            records::check(context, &mut checks).await;
+        }
     }
     context.show(&checks, || {
         let mut text = table(

@@ -1,11 +1,15 @@
-//! Checks which prefixes this token may read and write, as declared by the kinds.
+//! Checks which keys this token may read and write: of the whole layout, as declared by the kinds, or those that one
+//! role needs.
+
+use std::collections::BTreeSet;
 
 use super::{Check, POLICY, Verdict, failed};
 use crate::cli::context::CommandContext;
 use crate::daemon::kind_specs;
-use crate::farm::rights::{WrittenBy, written_by};
-use rcfarm_api::key;
-use rcfarm_store::{Index, Op, Prefix, Query, StoreError, TxnOutcome};
+use crate::farm::rights::{WrittenBy, readable_by_farms, written_by};
+use rcfarm_api::ids::{FarmName, NodeName, RcId};
+use rcfarm_api::key::{self, LabelKind};
+use rcfarm_store::{Index, Key, Op, Prefix, Query, StoreError, TxnOutcome};
 
 /// Name of a key that does not exist.
 const PROBE: &str = "rcfarm-probe";
@@ -13,8 +17,9 @@ const PROBE: &str = "rcfarm-probe";
 pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     for (prefix, writer) in written_by(&kind_specs()) {
         let name = prefix.to_string();
+        let Some(probe) = prefix.key_of(PROBE) else { continue };
         let (may_read, may_write) =
-            match (may_read(context, &prefix).await, may_write(context, &prefix).await) {
+            match (may_read(context, &probe).await, may_write(context, &probe).await) {
                 (Ok(may_read), Ok(may_write)) => (may_read, may_write),
                 (Err(error), _) | (_, Err(error)) => {
                     checks.push(failed(name, &error));
@@ -48,10 +53,114 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
     }
 }
 
+/// A right that a role needs.
+struct Right {
+    /// The key or prefix, as `docs/operate/acl/` names it.
+    name: String,
+    /// A key that the right covers.
+    probe: Key,
+    writes: bool,
+}
+
+impl Right {
+    fn key(probe: Key, writes: bool) -> Right {
+        Right { name: probe.to_string(), probe, writes }
+    }
+}
+
+fn below<'p>(
+    prefixes: impl IntoIterator<Item = &'p Prefix>,
+    writes: bool,
+) -> impl Iterator<Item = Right> {
+    prefixes.into_iter().filter_map(move |prefix| {
+        Some(Right { name: prefix.to_string(), probe: prefix.key_of(PROBE)?, writes })
+    })
+}
+
+/// What `farm.hcl` grants.
+fn of_farm() -> Vec<Right> {
+    let specs = kind_specs();
+    let of_kinds = specs.iter().flat_map(|spec| spec.writable()).cloned();
+    let own = [key::farms(), key::bells(), key::audit_logs()];
+    let writes: BTreeSet<Prefix> = of_kinds.chain(own).collect();
+    // The right to write includes the one to read.
+    let reads = &readable_by_farms(&specs) - &writes;
+    below(&reads, false)
+        .chain(below(&writes, true))
+        .chain([Right::key(key::layout(), true)])
+        .collect()
+}
+
+/// What `node.hcl` grants to the agent of this node.
+fn of_node(node: &NodeName) -> Vec<Right> {
+    let writes = [key::node_realities(node), key::pod_statuses(), key::healths(), key::bells()];
+    let reads = [key::intents(), key::node_pod_labels(node), key::nodes()];
+    let own = [key::node(node), key::node_labels(node)].map(|key| Right::key(key, true));
+    below(&writes, true)
+        .chain(below(&reads, false))
+        .chain(own)
+        .chain([Right::key(key::allocation(node), false)])
+        .collect()
+}
+
+/// What `user.hcl` grants.
+fn of_user() -> Vec<Right> {
+    let labels = [LabelKind::ReplicationController, LabelKind::Node].map(key::labels);
+    let writes = [key::rcs(), key::audit_logs(), key::rc_statuses()];
+    let reads = [
+        key::labels(LabelKind::Pod),
+        key::intents(),
+        key::realities(),
+        key::healths(),
+        key::pod_statuses(),
+        key::rc_locks(),
+        key::farms(),
+        key::nodes(),
+        key::allocations(),
+    ];
+    let no_rc = RcId(uuid::Uuid::nil());
+    let no_farm: Option<FarmName> = PROBE.parse().ok();
+    let bells = [Some(key::rc_bell(no_rc)), no_farm.map(|farm| key::confirm_bell(&farm))];
+    below(writes.iter().chain(&labels), true)
+        .chain(below(&reads, false))
+        .chain(bells.into_iter().flatten().map(|bell| Right::key(bell, true)))
+        .chain([Right::key(key::layout(), false)])
+        .collect()
+}
+
+/// Checks the rights that a role needs, and no others.
+pub(super) async fn check_role(
+    context: &CommandContext,
+    role: &super::Role,
+    checks: &mut Vec<Check>,
+) {
+    let rights = match role {
+        super::Role::Farm => of_farm(),
+        super::Role::Node(node) => of_node(node),
+        super::Role::User => of_user(),
+    };
+    for Right { name, probe, writes } in rights {
+        let has = match writes {
+            true => may_write(context, &probe).await,
+            false => may_read(context, &probe).await,
+        };
+        let word = if writes { "write" } else { "read" };
+        checks.push(match has {
+            Ok(true) => Check::ok(name, word),
+            Ok(false) => Check::bad(
+                Verdict::Fail,
+                name,
+                format!("no right to {word}"),
+                format!("the token needs {word} here; {POLICY}"),
+            ),
+            Err(error) => failed(name, &error),
+        });
+    }
+}
+
 /// Reads a single key, which Consul refuses without rights; a list would be empty instead.
-async fn may_read(context: &CommandContext, prefix: &Prefix) -> Result<bool, StoreError> {
-    let Some(probe) = prefix.key_of(PROBE) else { return Ok(true) };
-    match context.store.get(&probe, Query::PLAIN).await {
+async fn may_read(context: &CommandContext, probe: &Key) -> Result<bool, StoreError> {
+    match context.store.get(probe, Query::PLAIN).await {
         Ok(_) => Ok(true),
         Err(StoreError::Forbidden { .. }) => Ok(false),
         Err(error) => Err(error),
@@ -59,11 +168,11 @@ async fn may_read(context: &CommandContext, prefix: &Prefix) -> Result<bool, Sto
 }
 
 /// Sends a transaction that writes but cannot be committed: its first operation checks an impossible index. If Consul
-/// also refuses the second operation, the right to write is missing.
-async fn may_write(context: &CommandContext, prefix: &Prefix) -> Result<bool, StoreError> {
-    let Some(probe) = prefix.key_of(PROBE) else { return Ok(true) };
-    let impossible = Op::CheckIndex { key: key::layout(), index: Index(u64::MAX >> 1) };
-    let write = Op::Set { key: probe, value: PROBE.into(), flags: 0 };
+/// also refuses the second operation, the right to write is missing. Both are on one key, so that no other right
+/// matters.
+async fn may_write(context: &CommandContext, probe: &Key) -> Result<bool, StoreError> {
+    let impossible = Op::CheckIndex { key: probe.clone(), index: Index(u64::MAX >> 1) };
+    let write = Op::Set { key: probe.clone(), value: PROBE.into(), flags: 0 };
     match context.store.txn(&[impossible, write]).await {
         Ok(TxnOutcome::Committed { .. }) => Ok(true),
         Ok(TxnOutcome::Refused(refusals)) => Ok(refusals.iter().all(|refusal| refusal.op != 1)),

@@ -209,6 +209,7 @@ async fn emptied(
 ) -> anyhow::Result<Vec<Row>> {
     let mut progress = Progress::default();
     let mut index = Index::ZERO;
+    let mut told = BTreeSet::new();
     loop {
         let rows = match read_rows(context, names).await {
             Err(error) if is_passing(&error) && monotonic() < give_up => {
@@ -227,6 +228,12 @@ async fn emptied(
         let left: Vec<&NodePod> = rows.iter().flat_map(|row| &row.pods).collect();
         if left.is_empty() {
             return Ok(rows);
+        }
+        for pod in &left {
+            let Some((reason, text)) = pod.stuck() else { continue };
+            if told.insert((pod.node.clone(), pod.pod_id.clone(), reason.to_owned())) {
+                progress.note(context.out, &text);
+            }
         }
         progress.say(&format!("{} left ({})", pods_words(left.len()), tally(left.iter().copied())));
         if monotonic() >= give_up {

@@ -50,6 +50,41 @@ impl Stay {
     }
 }
 
+impl NodePod {
+    /// Why the pod stays until somebody does something about it, and what: the reason, and a sentence. `None`: it is
+    /// about to leave, or to be looked at.
+    pub(super) fn stuck(&self) -> Option<(&str, String)> {
+        let Stay { reason, message } = self.stays.as_ref()?;
+        let controller = self.replication_controller_id.map(|id| id.to_string());
+        let explain = || match &controller {
+            Some(id) => format!("see rcfarm rc explain {id}"),
+            None => format!("see rcfarm node get {}", self.node),
+        };
+        let remedy = match reason.as_str() {
+            "Stopping" | "NotSeenYet" | "JobMoves" | "Scaling" | "TransferUnderWay"
+            | "UpdateUnderWay" | "PodsUnhealthy" | "AsDesired" => return None,
+            "NoController" => {
+                format!("delete it: consul kv delete {}", key::intent(&self.node, &self.pod_id))
+            }
+            "JobRuns" => "wait, or evict it: rcfarm node drain --jobs evict".to_owned(),
+            // Their messages name the command.
+            "ControllerGone" | "NoOwner" | "Disabled" => String::new(),
+            "InsufficientNodes" | "NoEligibleNodes" | "PlaceTaken" | "InsufficientCapacity" => {
+                let id = controller.as_deref().unwrap_or("RC");
+                format!(
+                    "add a node that its selector matches, or want fewer: rcfarm rc scale {id} COUNT; {}",
+                    explain()
+                )
+            }
+            _ => explain(),
+        };
+        let remedy = if remedy.is_empty() { remedy } else { format!("; {remedy}") };
+        let text =
+            format!("pod {} stays on {} ({reason}): {message}{remedy}", self.pod_id, self.node);
+        Some((reason, text))
+    }
+}
+
 struct Controller {
     found: Option<Found>,
     status: Option<RcStatus>,

@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::cli::context::EDIT_ATTEMPTS;
-    use crate::cli::output::{Format, Output};
+    use crate::cli::output::{ColorWhen, Format, Output};
     use rcfarm_api::ids::RcId;
     use rcfarm_emulator::{Emulator, Fate, Request};
     use rcfarm_store::{PutMode, Query, Reader, Store};
@@ -230,7 +230,7 @@ mod tests {
             Fate::DELIVER
         };
         let store = Arc::new(consul.with_faults(Arc::new(faults)));
-        let out = Output { format: Format::Json, is_coloured: false };
+        let out = Output { format: Format::Json, color: ColorWhen::Never };
         (consul, CommandContext::new(store, out))
     }
 

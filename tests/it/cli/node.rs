@@ -1,6 +1,7 @@
 //! `rcfarm node …`, with and without a farm.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use rcfarm_node::simulated;
 use rcfarm_store::time::SystemClock;
 use rcfarm_store::{Behavior, NewSession, Store};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::harness::HttpCluster;
@@ -158,6 +160,14 @@ async fn drain_deadline_lists_remaining_pods_with_reasons() {
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.stderr.contains("2 pods left (1 "), "it says so while it waits: {ran:?}");
     assert!(ran.stderr.contains("2 pods left on n1 (1 Disabled, 1 NoController)"), "{ran:?}");
+    for words in [
+        "pod by-hand stays on n1 (NoController): ",
+        "consul kv delete intent/n1/by-hand",
+        "pod web stays on n1 (Disabled): ",
+        "rcfarm rc enable",
+    ] {
+        assert_eq!(ran.stderr.matches(words).count(), 1, "{words} is said once: {ran:?}");
+    }
     assert!(ran.stderr.contains("rcfarm node undrain n1"), "{ran:?}");
     let rows: Value = serde_json::from_str(&ran.stdout).unwrap();
     let reasons: Vec<&str> = rows[0]["pods"]
@@ -186,6 +196,32 @@ async fn drain_deadline_lists_remaining_pods_with_reasons() {
     })
     .await;
     assert!(text.contains("drain until") && text.contains("over for"), "{text}");
+}
+
+/// A drain with nowhere for the pod to go says so long before its deadline, with what to do.
+#[tokio::test]
+async fn drain_that_cannot_end_says_at_once_which_pod_and_what_to_do() {
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    let (_farm, _nodes) = (cluster.start("f1"), simulated_nodes(&cluster));
+    let id = cluster.create(&["--replicas", "2", "--wait"]).await;
+    let mut command = cluster.command(&["node", "drain", "n1"]);
+    let mut child = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut heard = Vec::new();
+    in_time("it says what holds it up", async {
+        while !heard.iter().any(|line: &String| line.contains("pod web stays on n1")) {
+            heard.push(lines.next_line().await.unwrap().unwrap_or_else(|| panic!("{heard:?}")));
+        }
+    })
+    .await;
+    let said = heard.last().unwrap();
+    for words in
+        ["InsufficientNodes", "add a node", "rcfarm rc scale", &format!("rcfarm rc explain {id}")]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(child.try_wait().unwrap().is_none(), "it goes on waiting");
 }
 
 #[tokio::test]

@@ -22,6 +22,26 @@ async fn help_lists_the_commands_and_the_exit_codes() {
 }
 
 #[tokio::test]
+async fn colours_are_for_terminals_unless_asked_for() {
+    let cluster = HttpCluster::new().await;
+    cluster.put("rcfarm/nodes/n1", r#"{"state":"draining"}"#).await;
+    let yellow = "\u{1b}[33mdraining\u{1b}[0m";
+    let always = cluster.run(&["node", "list", "--color", "always"]).await.ok();
+    assert!(always.contains(yellow), "{always}");
+    let plain = cluster.run(&["node", "list"]).await.ok();
+    assert!(plain.contains("draining") && !plain.contains('\u{1b}'), "{plain}");
+    let both = ["node", "list", "--color", "always", "--no-color"];
+    assert_eq!(cluster.run(&both).await.ok(), plain);
+    let program = cluster.program.with_env("NO_COLOR", "1");
+    assert_eq!(program.run(&["node", "list"]).await.ok(), plain);
+    assert_eq!(program.run(&["node", "list", "--color=always"]).await.ok(), always);
+    let json = cluster.run(&["node", "list", "--color", "always", "-o", "json"]).await.ok();
+    assert!(!json.contains('\u{1b}'), "{json}");
+    let wrong = cluster.run(&["nonsense", "--color", "always"]).await;
+    assert!(wrong.stderr.contains('\u{1b}'), "{wrong:?}");
+}
+
+#[tokio::test]
 async fn wrong_usage_is_an_error_and_says_what_is_right() {
     let cluster = HttpCluster::new().await;
     for (arguments, words) in [

@@ -47,6 +47,51 @@ async fn all(program: &Program, commands: &[&str]) {
     }
 }
 
+/// `doctor --for` finds nothing wrong with the token of each role, and says what another token lacks.
+#[tokio::test]
+async fn doctor_knows_what_each_role_needs() {
+    let cluster = denying_consul().await;
+    let farm = with_policy(&cluster, "farm", "").await;
+    let node = with_policy(&cluster, "node", "").await;
+    let user = with_policy(&cluster, "user", "").await;
+    let viewer = with_policy(&cluster, "viewer", "").await;
+    let failures = async |program: &Program, role: &str| -> Vec<String> {
+        let ran = run(program, &format!("-o json doctor --for {role}")).await;
+        let checks: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        let checks = checks.as_array().unwrap();
+        assert!(checks.len() > 8, "{checks:?}");
+        let failed = checks.iter().filter(|check| check["result"] == "fail");
+        let failed: Vec<_> =
+            failed.map(|check| check["check"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(ran.code, i32::from(!failed.is_empty()), "{ran:?}");
+        failed
+    };
+    assert_eq!(failures(&farm, "farm").await, [""; 0]);
+    assert_eq!(failures(&node, "node --node n1").await, [""; 0]);
+    assert_eq!(failures(&user, "user").await, [""; 0]);
+    // The policy names n1.
+    let of_another = failures(&node, "node --node n2").await;
+    assert_eq!(
+        of_another,
+        [
+            "reality/n2/",
+            "labels/pod/n2/",
+            "rcfarm/nodes/n2",
+            "labels/node/n2",
+            "rcfarm/allocations/n2"
+        ]
+    );
+    assert!(failures(&user, "farm").await.contains(&"intent/".to_owned()));
+    let of_viewer = failures(&viewer, "user").await;
+    assert!(of_viewer.contains(&"replication_controllers/".to_owned()), "{of_viewer:?}");
+    assert!(!of_viewer.contains(&"rcfarm/nodes/".to_owned()), "it may read: {of_viewer:?}");
+    let unnamed = run(&node, "doctor --for node").await.failed();
+    assert!(unnamed.contains("--node"), "{unnamed}");
+    // Nothing was written by the probes.
+    let keys = cluster.keys(&rcfarm_store::Prefix::parse("").unwrap()).await;
+    assert_eq!(keys, [""; 0]);
+}
+
 #[track_caller]
 fn must_not_be_denied(cluster: &RealCluster, log: &str) {
     let text = std::fs::read_to_string(cluster.dir.path().join(log)).unwrap();

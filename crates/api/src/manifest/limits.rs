@@ -10,6 +10,8 @@ use crate::resource_list::{CPU, MEMORY, ResourceList};
 
 /// Field of ours beside p2's `cpus`: the processor in thousandths. p2 passes over it and reads whole `cpus`.
 const CPU_MILLI: &str = "cpu_milli";
+/// Greatest `cpu_milli`: a million processors. Quotas in microseconds stay far from the end of their range.
+const MOST_CPU_MILLI: u64 = 1_000_000_000;
 
 impl LimitsStanza {
     /// The stanza for these limits; a resource of which there is 0 is not limited. p2 can read it: `cpus` is rounded up
@@ -45,9 +47,14 @@ impl LimitsStanza {
             found.set(CPU, &plain(cpus)).map_err(|error| at("cpus", error))?;
         }
         if let Some(millis) = self.cgroup.get(CPU_MILLI) {
-            let amount = millis.as_u64().ok_or_else(|| {
-                let problem = format!("{millis} is no number of thousandths");
-                at(CPU_MILLI, FieldError::new(CPU_MILLI, problem, "write a whole number"))
+            let in_range = |amount: &u64| (1..=MOST_CPU_MILLI).contains(amount);
+            let amount = millis.as_u64().filter(in_range).ok_or_else(|| {
+                let problem =
+                    format!("{millis} is no number of thousandths from 1 to {MOST_CPU_MILLI}");
+                at(
+                    CPU_MILLI,
+                    FieldError::new(CPU_MILLI, problem, "write a whole number, or leave it out"),
+                )
             })?;
             found = found.with(CPU, amount);
         }
@@ -139,9 +146,14 @@ mod tests {
         ] {
             assert_eq!(amounts(text).unwrap().to_string(), limits, "{text}");
         }
-        for (text, path) in
-            [("{cpus: x}", "cpus"), ("{memory: 1X}", "memory"), ("{cpu_milli: a}", "cpu_milli")]
-        {
+        for (text, path) in [
+            ("{cpus: x}", "cpus"),
+            ("{memory: 1X}", "memory"),
+            ("{cpu_milli: a}", "cpu_milli"),
+            ("{cpu_milli: 0}", "cpu_milli"),
+            ("{cpu_milli: 1000000001}", "cpu_milli"),
+            ("{cpu_milli: 18446744073709551615}", "cpu_milli"),
+        ] {
             let error = amounts(text).unwrap_err();
             assert_eq!(error.path, format!("resource_limits.cgroup.{path}"), "{text}");
         }
