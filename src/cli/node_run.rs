@@ -14,6 +14,7 @@ use super::connect::DaemonClients;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, session_settings, stop_on_signal};
 use super::output::duration;
+use crate::http::{self, node::NodeShown};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::{check_label_key, check_label_value};
 use rcfarm_api::node::ports::PortRange;
@@ -58,7 +59,7 @@ pub struct NodeRunArgs {
     /// Host name or IP address of the node's pods [default: the node's name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
-    /// Serve /healthz on this address, and the pods' logs to those who have the token of --http-token-file
+    /// Serve /healthz and /metrics on this address, and the pods' logs to those who have the token of --http-token-file
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
     /// File with the token that reads the pods' logs over --http, of 16 bytes or more
@@ -123,6 +124,7 @@ pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Re
     let shutdown = CancellationToken::new();
     info!(node = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
         capacity = %settings.capacity, data_dir = %settings.data_dir.display(), "starting");
+    let agent = Agent::new(settings.clone(), clients.env()?, Arc::new(own_driver()?));
     if let Some(address) = &args.http {
         let listener = TcpListener::bind(address)
             .await
@@ -138,11 +140,12 @@ pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Re
                 LogAccess::Nobody
             }
         };
-        let (node, data_dir) = (settings.name.clone(), settings.data_dir.clone());
-        let server = LogServer { node, data_dir, access };
-        tokio::spawn(server.run(HttpListener::Tcp(listener), shutdown.clone()));
+        let server = LogServer { node: settings.name, data_dir: settings.data_dir, access };
+        let (metrics, requests) = (agent.metrics(), Arc::new(move || clients.requests()));
+        let metrics = http::node::routes(NodeShown { metrics, requests });
+        let listener = HttpListener::Tcp(listener);
+        tokio::spawn(server.run_with(metrics, listener, shutdown.clone()));
     }
-    let agent = Agent::new(settings, clients.env()?, Arc::new(own_driver()?));
     tokio::spawn(stop_on_signal(shutdown.clone()));
     match agent.run(shutdown).await {
         Ok(()) => Ok(CliExit::Ok),

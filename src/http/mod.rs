@@ -3,6 +3,8 @@
 //! It is read-only and returns no secrets. There is no authentication: bind it to loopback, or to the network of the
 //! monitoring. It uses no keys.
 
+pub mod node;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -85,8 +87,24 @@ struct OfBuild {
 }
 
 async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
-    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, TYPE)], exposition(&shown))
+    ([(header::CONTENT_TYPE, OPENMETRICS)], exposition(&shown))
+}
+
+/// Content type of metrics.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+fn register_requests(registry: &mut Registry, requests: BTreeMap<&'static str, u64>) {
+    let sent = Family::<OfKind, Counter>::default();
+    for (kind, count) in requests {
+        sent.get_or_create(&OfKind { kind: kind.to_owned() }).inc_by(count);
+    }
+    registry.register("consul_requests", "Requests sent to Consul", sent);
+}
+
+fn register_build(registry: &mut Registry) {
+    let build = Family::<OfBuild, Gauge>::default();
+    build.get_or_create(&OfBuild { version: env!("CARGO_PKG_VERSION") }).set(1);
+    registry.register("build_info", "1, with the version of the program", build);
 }
 
 /// The metrics of one scrape. Values of the farm's report are counted there alone.
@@ -117,14 +135,8 @@ fn exposition(shown: &Shown) -> String {
     counter(&mut registry, "session_lost", "Consul sessions lost", report.epochs_lost);
     let help = "Claims lost for another reason than a lost session";
     counter(&mut registry, "claims_lost", help, report.claims_lost);
-    let sent = Family::<OfKind, Counter>::default();
-    for (kind, count) in requests {
-        sent.get_or_create(&OfKind { kind: kind.to_owned() }).inc_by(count);
-    }
-    registry.register("consul_requests", "Requests sent to Consul", sent);
-    let build = Family::<OfBuild, Gauge>::default();
-    build.get_or_create(&OfBuild { version: env!("CARGO_PKG_VERSION") }).set(1);
-    registry.register("build_info", "1, with the version of the program", build);
+    register_requests(&mut registry, requests);
+    register_build(&mut registry);
     shown.metrics.register(&mut registry);
     let mut text = String::new();
     encode(&mut text, &registry).expect("writing to a string");

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::harness::HttpCluster;
+use crate::harness::{HttpCluster, manifest};
+use rcfarm_testing::process::free_ports;
 use rcfarm_testing::wait::{eventually, in_time, until};
 
 /// A node with an agent: its record, locked by a session.
@@ -196,6 +197,47 @@ async fn drain_deadline_lists_remaining_pods_with_reasons() {
     })
     .await;
     assert!(text.contains("drain until") && text.contains("over for"), "{text}");
+}
+
+#[tokio::test]
+async fn agent_serves_metrics_of_its_pods() {
+    let cluster = HttpCluster::new().await;
+    let [port] = free_ports();
+    let address = format!("127.0.0.1:{port}");
+    let _agent = cluster.agent_process("n1", &["--http", &address]);
+    cluster.put("intent/n1/web", manifest("web", "exec sleep 600", "")).await;
+    let broken = "id: broken\nlaunchables: {a: {launchable_type: process, command: /no/such}}";
+    cluster.put("intent/n1/broken", broken).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let scrape = async || {
+        let answer = client.get(format!("http://{address}/metrics")).send().await.ok()?;
+        answer.text().await.ok()
+    };
+    let expected = [
+        "rcfarm_node_session_open 1",
+        "rcfarm_node_pods{phase=\"Running\"} 1",
+        "rcfarm_node_pods{phase=\"Backoff\"} 1",
+        "rcfarm_node_starts_total{outcome=\"started\"} 1",
+    ];
+    until("it says how the pods are", async || {
+        let text = scrape().await.unwrap_or_default();
+        expected.iter().all(|line| text.lines().any(|l| l == *line))
+    })
+    .await;
+    let text = scrape().await.unwrap();
+    let count = |name: &str| -> u64 {
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.unwrap_or_else(|| panic!("{name}: {text}"))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    };
+    assert!(count("rcfarm_node_starts_total{outcome=\"failed\"}") >= 1, "{text}");
+    assert!(count("rcfarm_node_reports_total{outcome=\"applied\"}") >= 1, "{text}");
+    assert!(count("rcfarm_consul_requests_total{kind=\"transaction\"}") >= 1, "{text}");
+    assert!(!text.contains("rcfarm_session_open"), "that is the farms'");
 }
 
 /// A drain with nowhere for the pod to go says so long before its deadline, with what to do.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
+use super::metrics::AgentGauges;
 use super::proof::Verdict;
 use super::reported::ChangedReport;
 use super::reporter::SentReports;
@@ -55,4 +57,6 @@ pub(super) enum AgentEvent {
     Unreported(BTreeMap<PodId, ChangedReport>),
     /// A watched read of the keys under `reality/<node>/`; `None`: it failed.
     RealitiesListed(Option<Answer<BTreeSet<PodId>>>),
+    /// Somebody asks for the state.
+    Measure(oneshot::Sender<AgentGauges>),
 }

@@ -22,6 +22,7 @@
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`health`] | health checks |
+//! | [`metrics`] | counters, and the state of the loop, for `/metrics` |
 //! | [`users`] | users that pods may run as |
 //! | `single_instance` | check that no other node runs a single instance |
 //! | `event`, `intended` | events of the loop, intended pods |
@@ -41,6 +42,7 @@ mod intended;
 mod intents;
 mod launch;
 pub mod logs;
+pub mod metrics;
 pub mod plan;
 mod pod;
 mod pods;

@@ -14,6 +14,7 @@ use super::driver::Driver;
 use super::event::{AgentEvent, PresenceState};
 use super::intended::NodeIntents;
 use super::intents::IntentWatch;
+use super::metrics::{AgentGauges, AgentMetrics};
 use super::plan::{AgentAction, AgentObserved, AgentPlan, AgentPod, SingleInstance, plan};
 use super::pod::PodTask;
 use super::pods::NodePods;
@@ -27,15 +28,18 @@ use super::tasks::Tasks;
 use super::{AgentSettings, AtShutdown, serve};
 use rcfarm_api::ids::PodId;
 use rcfarm_api::key;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Answer, Env, Query};
+use rcfarm_store::{Answer, Commit, Env, Query};
 
 /// An agent that is not yet running.
 pub struct Agent {
     settings: Arc<AgentSettings>,
     env: Env,
     driver: Arc<dyn Driver>,
+    metrics: Arc<AgentMetrics>,
 }
 
 /// With [`AtShutdown::StopPods`], how long the agent waits for its pods to stop.
@@ -59,7 +63,13 @@ impl Agent {
     /// An agent that runs pods through `driver`.
     #[must_use]
     pub fn new(settings: AgentSettings, env: Env, driver: Arc<dyn Driver>) -> Self {
-        Agent { settings: Arc::new(settings), env, driver }
+        Agent { settings: Arc::new(settings), env, driver, metrics: Arc::default() }
+    }
+
+    /// What it counts while it runs.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<AgentMetrics> {
+        self.metrics.clone()
     }
 
     /// Runs until `shutdown`.
@@ -80,7 +90,8 @@ impl Agent {
         }
         let data = Arc::new(data);
         let (events, events_in) = unbounded_channel();
-        let Agent { settings, env, driver } = self;
+        let Agent { settings, env, driver, metrics } = self;
+        metrics.runs(events.clone());
         // Dropped with the agent.
         let _logs = serve::on_socket(&settings, &data);
         let reporter = Reporter::new(env.clone(), settings.clone(), data.clone(), events.clone());
@@ -103,6 +114,7 @@ impl Agent {
             is_proving: false,
             read_intents_again: Arc::default(),
             realities: RealityWatch::default(),
+            metrics,
         };
         agent.pods.data.empty_trash();
         for forgotten in agent.pods.adopt().await {
@@ -125,6 +137,7 @@ struct AgentLoop {
     /// Makes the watch read the intents again.
     read_intents_again: Arc<Notify>,
     realities: RealityWatch,
+    metrics: Arc<AgentMetrics>,
 }
 
 impl AgentLoop {
@@ -176,7 +189,10 @@ impl AgentLoop {
     }
 
     fn handle(&mut self, event: AgentEvent) {
+        self.count(&event);
         match event {
+            // Who asked may be gone.
+            AgentEvent::Measure(answer) => _ = answer.send(self.gauges()),
             AgentEvent::Presence(presence) => self.registered(presence),
             AgentEvent::SessionLost => {
                 self.presence = None;
@@ -230,6 +246,38 @@ impl AgentLoop {
                 }
             }
         }
+    }
+
+    fn count(&self, event: &AgentEvent) {
+        self.metrics.count(|counts| match event {
+            AgentEvent::Started(_, _, Ok(_)) => counts.started += 1,
+            AgentEvent::Started(_, _, Err(_)) => counts.not_started += 1,
+            AgentEvent::Exited(_, _, exit) if exit.is_success() => counts.succeeded += 1,
+            AgentEvent::Exited(..) => counts.failed += 1,
+            AgentEvent::Reported(outcome, _) => {
+                let outcome = match outcome {
+                    Ok((Commit::Applied(_), _)) => "applied",
+                    Ok((Commit::Refused(_), _)) => "conflict",
+                    Ok((Commit::ClaimLost, _)) => "claim_lost",
+                    Err(_) => "failed",
+                };
+                *counts.reports.entry(outcome).or_default() += 1;
+            }
+            _ => {}
+        });
+    }
+
+    fn gauges(&self) -> AgentGauges {
+        let mut gauges =
+            AgentGauges { has_session: self.presence.is_some(), ..AgentGauges::default() };
+        for pod in self.pods.by_id.values() {
+            let status = pod.report().status;
+            *gauges.pods.entry(status.phase.to_string()).or_default() += 1;
+            let is_critical =
+                status.health == Health::Critical && status.phase != NodePodPhase::Ended;
+            gauges.critical += u64::from(is_critical);
+        }
+        gauges
     }
 
     fn registered(&mut self, presence: PresenceState) {

@@ -119,6 +119,11 @@ type Refusal = (StatusCode, String);
 impl LogServer {
     /// Serves until `shutdown`.
     pub async fn run(self, listener: HttpListener, shutdown: CancellationToken) {
+        self.run_with(Router::new(), listener, shutdown).await;
+    }
+
+    /// Serves these routes, too.
+    pub async fn run_with(self, more: Router, listener: HttpListener, shutdown: CancellationToken) {
         let app = Router::new()
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/pods/{pod}/log", get(log))
@@ -126,7 +131,8 @@ impl LogServer {
             .with_state(Arc::new(Logs {
                 server: self,
                 free: Arc::new(Semaphore::new(LOGS_AT_ONCE)),
-            }));
+            }))
+            .merge(more);
         serve(listener, app, HttpLimits::default(), shutdown).await;
     }
 
