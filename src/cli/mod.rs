@@ -9,6 +9,7 @@
 mod apply;
 mod argv;
 mod audit;
+mod complete;
 mod connect;
 mod context;
 mod demo_server;
@@ -29,9 +30,9 @@ mod priority_class;
 mod queue;
 mod rc;
 
-use std::io;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser};
 
 use connect::Global;
@@ -85,6 +86,19 @@ enum Command {
     Completion {
         /// The shell
         shell: clap_complete::Shell,
+    },
+    /// Print the names that may follow these words; the scripts of the shells ask this
+    #[command(hide = true)]
+    Complete {
+        /// The words after rcfarm, without the one that is being written
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
+    /// Write the manual pages into a directory, as in: rcfarm man /usr/local/share/man/man1
+    Man {
+        /// The directory
+        #[arg(value_name = "DIR")]
+        dir: std::path::PathBuf,
     },
 }
 
@@ -208,10 +222,12 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
             let context = context()?;
             doctor::run(&context, &args, address.as_deref().unwrap_or_default()).await
         }
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "rcfarm", &mut script);
-            io::Write::write_all(&mut io::stdout().lock(), &script)?;
+        Command::Completion { shell } => complete::script(shell, &mut Cli::command()),
+        Command::Complete { words } => complete::names(&context()?, &Cli::command(), &words).await,
+        Command::Man { dir } => {
+            std::fs::create_dir_all(&dir)?;
+            clap_mangen::generate_to(Cli::command(), &dir)
+                .with_context(|| format!("cannot write into {}", dir.display()))?;
             Ok(CliExit::Ok)
         }
     }

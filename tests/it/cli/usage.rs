@@ -143,6 +143,46 @@ async fn completions_name_the_commands() {
     }
 }
 
+#[tokio::test]
+async fn completion_of_bash_names_records() {
+    let cluster = HttpCluster::new().await;
+    cluster.create(&[]).await;
+    cluster.put("rcfarm/nodes/n1", "{}").await;
+    cluster.put("rcfarm/nodes/n2", "{}").await;
+    let complete = async |line: &str| {
+        let script = format!(
+            "rcfarm() {{ {} \"$@\"; }}; source <(rcfarm completion bash); COMP_WORDS=(rcfarm {line}); \
+             COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _rcfarm_names rcfarm \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\" 2>/dev/null; \
+             printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            env!("CARGO_BIN_EXE_rcfarm")
+        );
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &script]).env("CONSUL_HTTP_ADDR", &cluster.address);
+        run(bash).await.ok()
+    };
+    let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let nodes = lines(complete("node drain ''").await);
+    assert!(nodes.contains(&"n1".to_owned()) && nodes.contains(&"n2".to_owned()), "{nodes:?}");
+    assert!(lines(complete("rc scale w").await).contains(&"web".to_owned()));
+    let words = lines(complete("rc sca").await);
+    assert_eq!(words, ["scale"], "as before");
+    // Without a Consul there are no names, and no errors.
+    let silent = program("127.0.0.1:1", cluster.dir.path());
+    let ran = silent.run(&["complete", "--", "rc", "get"]).await;
+    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "", ""));
+}
+
+#[tokio::test]
+async fn manual_pages_are_written_for_every_command() {
+    let cluster = HttpCluster::new().await;
+    cluster.run(&["man", "pages"]).await.ok();
+    let read = |name: &str| std::fs::read_to_string(cluster.dir.path().join("pages").join(name));
+    let page = read("rcfarm-rc-scale.1").unwrap();
+    assert!(page.contains(".TH") && page.contains("desired pods"), "{page}");
+    assert!(read("rcfarm.1").unwrap().contains("CONSUL_HTTP_ADDR"));
+    assert!(read("rcfarm-node-shim.1").is_err(), "only agents start this");
+}
+
 async fn run(mut command: Command) -> Ran {
     command.output().await.unwrap().into()
 }
