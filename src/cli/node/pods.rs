@@ -278,7 +278,10 @@ pub(super) fn pods_table<'p>(pods: impl IntoIterator<Item = &'p NodePod>) -> Str
             ("NODE", &|pod| pod.node.to_string()),
             ("POD", &|pod| pod.pod_id.to_string()),
             ("CONTROLLER", &|pod| or_dash(controller(pod))),
-            ("HEALTH", &|pod| format!("{:?}", pod.health).to_lowercase()),
+            ("HEALTH", &|pod| match pod.ended {
+                true => "-".to_owned(),
+                false => format!("{:?}", pod.health).to_lowercase(),
+            }),
             ("STAYS", &|pod| stays(pod).reason),
             ("WHY", &|pod| stays(pod).message),
         ],

@@ -145,6 +145,8 @@ async fn stale_reports(
 fn check_unused(node: &NodeSnapshot, pods: &[NodePod]) -> anyhow::Result<()> {
     let name = &node.name;
     let force = format!("or leave them as they are: rcfarm node remove {name} --force");
+    // Ended members of jobs stay with their logs until the job goes.
+    let pods: Vec<&NodePod> = pods.iter().filter(|pod| !pod.ended).collect();
     if !pods.is_empty() {
         let some: Vec<&str> = pods.iter().take(5).map(|pod| pod.pod_id.as_str()).collect();
         let more = if pods.len() > some.len() { ", …" } else { "" };

@@ -199,6 +199,33 @@ async fn drain_deadline_lists_remaining_pods_with_reasons() {
     assert!(text.contains("drain until") && text.contains("over for"), "{text}");
 }
 
+/// As of a member of a job that has succeeded: its agent reports it as critical, because it does not run.
+#[tokio::test]
+async fn ended_member_is_not_unhealthy_and_does_not_keep_its_node() {
+    let cluster = HttpCluster::new().await;
+    cluster.put("rcfarm/nodes/n1", "{}").await;
+    let labels = json!({
+        "volcano.sh/job-namespace": "default", "volcano.sh/job-name": "mnist",
+        "volcano.sh/task-spec": "w", "volcano.sh/task-index": "0",
+    });
+    cluster.put("labels/pod/n1/mnist-w-0", labels.to_string()).await;
+    cluster.put("intent/n1/mnist-w-0", "id: mnist-w-0").await;
+    cluster
+        .put(
+            "health/mnist-w-0/n1",
+            r#"{"id":"mnist-w-0","node":"n1","service":"mnist-w-0","status":"critical"}"#,
+        )
+        .await;
+    cluster.put("status/pods/mnist-w-0/n1", r#"{"phase":"Running"}"#).await;
+    let refused = cluster.run(&["node", "remove", "n1"]).await.failed();
+    assert!(refused.contains("n1 has 1 pod (mnist-w-0)"), "{refused}");
+    cluster.put("status/pods/mnist-w-0/n1", r#"{"phase":"Ended"}"#).await;
+    let text = cluster.run(&["node", "get", "n1"]).await.ok();
+    assert!(text.contains("mnist-w-0") && !text.contains("critical"), "{text}");
+    cluster.run(&["node", "remove", "n1"]).await.ok();
+    assert!(cluster.get("rcfarm/nodes/n1").await.is_none());
+}
+
 #[tokio::test]
 async fn agent_serves_metrics_of_its_pods() {
     let cluster = HttpCluster::new().await;

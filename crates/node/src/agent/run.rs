@@ -78,7 +78,7 @@ impl Agent {
     /// [`AgentError`]. Failures of Consul are retried without limit.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), AgentError> {
         // Several agents may share a process and its log.
-        let span = error_span!("node", name = %self.settings.name);
+        let span = error_span!("node", node = %self.settings.name);
         self.run_inner(shutdown).instrument(span).await
     }
 
