@@ -4,7 +4,10 @@
 //! killed: each has a lease ([`AtShutdown::StopPods`]).
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as PortProbe};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -156,6 +159,7 @@ fn settings() -> FarmSettings {
 }
 
 /// Data directory; a temporary one is deleted at the end.
+#[derive(Debug)]
 struct Home {
     path: PathBuf,
     is_temporary: bool,
@@ -163,20 +167,30 @@ struct Home {
 
 impl Home {
     fn make(named: Option<&Path>) -> anyhow::Result<Home> {
-        let path = match named {
-            Some(path) => path.to_owned(),
-            None => std::env::temp_dir().join(format!("rcfarm-dev-{}", std::process::id())),
+        let (path, made) = match named {
+            Some(path) => (path.to_owned(), fs::create_dir_all(path)),
+            None => {
+                let name = format!("rcfarm-nodes-{}", IdSource::from_entropy().uuid().simple());
+                let path = std::env::temp_dir().join(name);
+                let made = Home::make_own(&path);
+                (path, made)
+            }
         };
-        std::fs::create_dir_all(&path)
-            .with_context(|| format!("cannot make {} (--data-dir)", path.display()))?;
+        made.with_context(|| format!("cannot make {} (--data-dir)", path.display()))?;
         Ok(Home { path, is_temporary: named.is_none() })
+    }
+
+    /// Makes a directory in which only this user writes: its files say which programs are started. Pods of other users
+    /// pass through it. It must be new: the owner of one that is there could replace them.
+    fn make_own(path: &Path) -> io::Result<()> {
+        fs::DirBuilder::new().mode(0o711).create(path)
     }
 }
 
 impl Drop for Home {
     fn drop(&mut self) {
         if self.is_temporary {
-            let _ = std::fs::remove_dir_all(&self.path);
+            let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
@@ -327,4 +341,24 @@ fn print_welcome(
     );
     println!("  rcfarm node drain node-1\n  rcfarm node undrain node-1");
     println!("  rcfarm audit list\n  curl -s http://{address}/v1/kv/intent/?keys\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn temporary_directory_is_new_and_written_by_its_user_alone() {
+        let (one, other) = (Home::make(None).unwrap(), Home::make(None).unwrap());
+        let path = one.path.clone();
+        assert_ne!(path, other.path);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o066, 0);
+        // One that somebody else has made is not taken.
+        let error = Home::make_own(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        drop(one);
+        assert!(!path.exists() && other.path.exists());
+    }
 }

@@ -1,5 +1,7 @@
 //! `rcfarm farm run`: the daemon.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,7 +143,7 @@ impl FarmRunArgs {
     fn settings(&self) -> anyhow::Result<FarmSettings> {
         let name = match &self.name {
             Some(name) => name.clone(),
-            None => machine_name()?,
+            None => machine_name("farm")?,
         };
         let half_a_second = Duration::from_millis(500);
         let session = session_settings(self.session_ttl, self.check_ttl, half_a_second)?;
@@ -171,13 +173,17 @@ impl FarmRunArgs {
     }
 }
 
-/// The first part of this machine's host name.
-fn machine_name() -> anyhow::Result<FarmName> {
+/// This machine's host name. `whose`: what is to have that name.
+pub(super) fn machine_name<N>(whose: &str) -> anyhow::Result<N>
+where
+    N: FromStr<Err: fmt::Display>,
+{
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
         .or_else(|_| std::fs::read_to_string("/etc/hostname"))
         .unwrap_or_default();
     name.trim().parse().map_err(|error| {
-        failure(format!("this machine's name is no farm's name: {error}"), "give one with --name")
+        let why = format!("this machine's name cannot be that of a {whose}: {error}");
+        failure(why, "give one with --name")
     })
 }
 

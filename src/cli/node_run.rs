@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::connect::DaemonClients;
 use super::failure::{CliExit, failure};
-use super::farm_run::{LogArgs, session_settings, stop_on_signal};
+use super::farm_run::{LogArgs, machine_name, session_settings, stop_on_signal};
 use super::output::duration;
 use crate::http::{self, node::NodeShown};
 use rcfarm_api::ids::NodeName;
@@ -29,9 +29,9 @@ use rcfarm_node::{exec, shim};
 
 #[derive(clap::Args)]
 pub struct NodeRunArgs {
-    /// The node's name; its pods are the keys under intent/<NAME>/
+    /// The node's name; its pods are the keys under intent/<NAME>/ [default: this machine's name]
     #[arg(long)]
-    name: NodeName,
+    name: Option<NodeName>,
     /// Label of the node; may be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pair)]
     labels: Vec<(String, String)>,
@@ -177,7 +177,11 @@ pub(super) fn run_exec() -> anyhow::Result<CliExit> {
 
 impl NodeRunArgs {
     fn settings(&self) -> anyhow::Result<AgentSettings> {
-        key::check_node_name(&self.name)
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => machine_name("node")?,
+        };
+        key::check_node_name(&name)
             .map_err(|error| failure(error.to_string(), "choose another --name"))?;
         for (label, value) in &self.labels {
             check_label_key(label).with_context(|| format!("--label {label}={value}"))?;
@@ -186,7 +190,7 @@ impl NodeRunArgs {
         // Shims stop single instances 3 s before the lease ends, and one renewal may fail before that.
         let shortest_check = Duration::from_secs(6);
         let session = session_settings(self.session_ttl, self.check_ttl, shortest_check)?;
-        let address = self.address.clone().unwrap_or_else(|| self.name.to_string());
+        let address = self.address.clone().unwrap_or_else(|| name.to_string());
         Ok(AgentSettings {
             http: self.http.clone().filter(|_| self.http_token_file.is_some()),
             serves_logs: true,
@@ -201,14 +205,30 @@ impl NodeRunArgs {
                 users: self.allow_user.clone(),
                 privileged: self.privileged_pods,
             },
-            ..AgentSettings::new(self.name.clone(), address, self.data_dir.clone())
+            ..AgentSettings::new(name, address, self.data_dir.clone())
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
+    use super::super::Cli;
     use super::*;
+
+    #[test]
+    fn units_of_systemd_start_commands_that_are_complete() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib");
+        for name in ["rcfarm-farm.service", "rcfarm-node.service"] {
+            let unit = std::fs::read_to_string(dir.join(name)).unwrap();
+            let starts = unit.lines().filter_map(|line| line.strip_prefix("ExecStart="));
+            for start in starts.chain(["needs a line ExecStart"]).take(1) {
+                let parsed = Cli::try_parse_from(start.split_ascii_whitespace());
+                assert!(parsed.is_ok(), "{name}: {}", parsed.err().unwrap());
+            }
+        }
+    }
 
     #[test]
     fn sizes_are_one_amount_of_bytes() {

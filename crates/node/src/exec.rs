@@ -36,6 +36,18 @@ pub fn close_on_exec() {
     close_fds::set_fds_cloexec(3, &[]);
 }
 
+/// Gives up protection against the kernel's out-of-memory killer, which programs that this process starts would inherit:
+/// one that takes all memory must not be spared at the expense of others.
+pub fn give_up_oom_protection() {
+    let _ = raise_oom_score(Path::new("/proc/self/oom_score_adj"));
+}
+
+/// Raises a negative score to 0, which needs no right.
+fn raise_oom_score(path: &Path) -> io::Result<()> {
+    let is_protected = fs::read_to_string(path)?.trim_start().starts_with('-');
+    if is_protected { fs::write(path, "0") } else { Ok(()) }
+}
+
 /// Starts the program of a launch as the leader of a process group, with its output in `log`.
 ///
 /// # Errors
@@ -94,6 +106,7 @@ fn is_of_the_program(error: &io::Error) -> bool {
 pub fn replace_process() -> io::Error {
     leave_session();
     close_on_exec();
+    give_up_oom_protection();
     // The copy closes when the program begins, so that the reader of the messages sees their end.
     let errors = fcntl_dupfd_cloexec(io::stderr(), 3);
     let why = match read_launch() {
@@ -227,6 +240,17 @@ mod tests {
         }
         let zero = Command::new("a\0b").spawn().unwrap_err();
         assert!(is_of_the_program(&zero), "{zero:?}");
+    }
+
+    #[test]
+    fn protection_against_the_oom_killer_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("oom_score_adj");
+        for (score, raised) in [("-500\n", "0"), ("0\n", "0\n"), ("300\n", "300\n")] {
+            fs::write(&path, score).unwrap();
+            raise_oom_score(&path).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), raised);
+        }
     }
 
     /// As root without CAP_SETPCAP, or as the user of the tests.

@@ -97,6 +97,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
     exec::leave_session();
     exec::hide();
     exec::close_on_exec();
+    exec::give_up_oom_protection();
     let lock = File::options().create(true).append(true).open(dir.join("lock"))?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         print(&ShimMessage::Taken);
