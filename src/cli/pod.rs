@@ -24,7 +24,8 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_api::pod_group::pod_ids::without_hash;
-use rcfarm_node::agent::serve::{LOG_OFFSET, read_token};
+use rcfarm_node::agent::log_position::LogPosition;
+use rcfarm_node::agent::serve::{LOG_ENDED, LOG_NEXT, LOG_POSITION, read_token};
 use rcfarm_node::http;
 use rcfarm_store::Query;
 
@@ -324,7 +325,8 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
         launchable: args.launchable.as_deref(),
         follow: args.read.follow,
         start: LogStart::Lines(args.read.lines),
-        ended: None,
+        is_split: false,
+        attempt: None,
         token_file: args.read.log_token_file.as_deref(),
     };
     let mut output = open_log(context, &PodRef { node, pod }, &query).await?.output;
@@ -337,13 +339,16 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
 }
 
 /// What to read of a log.
+#[derive(Clone, Copy)]
 pub(super) struct LogQuery<'q> {
     /// `None`: the pod's only one.
     pub(super) launchable: Option<&'q str>,
     pub(super) follow: bool,
     pub(super) start: LogStart,
-    /// An attempt whose pod is gone, with the uid of its job; `None`: the pod's present log.
-    pub(super) ended: Option<(u64, u32)>,
+    /// Whether the answer ends where the log was rotated.
+    pub(super) is_split: bool,
+    /// The attempt at a job's member, with the uid of its job; `None`: the pod's present log.
+    pub(super) attempt: Option<(u64, u32)>,
     /// File with the token of agents that serve logs on the network.
     pub(super) token_file: Option<&'q Path>,
 }
@@ -353,14 +358,18 @@ pub(super) struct LogQuery<'q> {
 pub(super) enum LogStart {
     /// At the last so many lines; 0: at its beginning.
     Lines(usize),
-    /// At this byte offset. Agents of older versions begin at the beginning.
-    Offset(u64),
+    /// There. Agents of older versions begin at the beginning.
+    At(LogPosition),
 }
 
 /// A log that an agent sends.
 pub(super) struct OpenLog {
-    /// Byte offset of the first byte of `output`. `None`: the agent is of an older version.
-    pub(super) offset: Option<u64>,
+    /// Position of the first byte of `output`. `None`: the agent is of an older version.
+    pub(super) position: Option<LogPosition>,
+    /// Position after the last byte of `output`, if more follows.
+    pub(super) next: Option<LogPosition>,
+    /// Whether nothing more will be written to the log.
+    pub(super) is_ended: bool,
     pub(super) output: BodyDataStream,
 }
 
@@ -392,30 +401,42 @@ impl From<anyhow::Error> for LogError {
 /// Opens a pod's log at its node's agent.
 pub(super) async fn open_log(
     context: &CommandContext,
+    place: &PodRef,
+    query: &LogQuery<'_>,
+) -> Result<OpenLog, LogError> {
+    let entry = context.get(&key::node(&place.node)).await.map_err(anyhow::Error::from)?;
+    let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
+    open_log_at(&record, place, query).await
+}
+
+/// Opens a pod's log at its node's agent. `record`: the node's.
+pub(super) async fn open_log_at(
+    record: &NodeRecord,
     PodRef { node, pod }: &PodRef,
     query: &LogQuery<'_>,
 ) -> Result<OpenLog, LogError> {
-    let entry = context.get(&key::node(node)).await.map_err(anyhow::Error::from)?;
-    let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok()).unwrap_or_default();
     let start = match query.start {
         LogStart::Lines(lines) => format!("lines={lines}"),
-        LogStart::Offset(offset) => format!("from={offset}"),
+        LogStart::At(position) => format!("at={position}"),
     };
-    let mut path = format!("/pods/{pod}/log?node={node}&{start}&follow={}", query.follow);
+    let LogQuery { follow, is_split, .. } = query;
+    let mut path = format!("/pods/{pod}/log?node={node}&{start}&split={is_split}&follow={follow}");
     if let Some(launchable) = query.launchable {
         rcfarm_api::ids::check_segment(launchable).context("--launchable")?;
         path.push_str(&format!("&launchable={launchable}"));
     }
-    if let Some((uid, attempt)) = query.ended {
+    if let Some((uid, attempt)) = query.attempt {
         path.push_str(&format!("&uid={uid}&attempt={attempt}"));
     }
-    let answer = request(node, &record, &path, query.token_file).await?;
+    let answer = request(node, record, &path, query.token_file).await?;
     let status = answer.status();
-    let offset = answer.headers().get(LOG_OFFSET);
-    let offset = offset.and_then(|offset| offset.to_str().ok()?.parse().ok());
+    let header = |name| answer.headers().get(name)?.to_str().ok();
+    let position = |name| header(name).and_then(|text: &str| text.parse().ok());
+    let (at, next) = (position(LOG_POSITION), position(LOG_NEXT));
+    let is_ended = header(LOG_ENDED).is_some();
     let mut output = answer.into_body().into_data_stream();
     if status.is_success() {
-        return Ok(OpenLog { offset, output });
+        return Ok(OpenLog { position: at, next, is_ended, output });
     }
     let mut why = Vec::new();
     while let Some(Ok(chunk)) = output.next().await {

@@ -113,13 +113,8 @@ async fn read_next(
     last_output: &Cell<tokio::time::Instant>,
 ) -> (MemberLog, anyhow::Result<super::reading::ReadEnd>) {
     let NextRead { log, mode, start, line, stop } = next;
-    let query = LogQuery {
-        launchable: log.container.as_deref(),
-        follow: mode == ReadMode::Follow,
-        start,
-        ended: None,
-        token_file: args.read.log_token_file.as_deref(),
-    };
+    let follow = mode == ReadMode::Follow;
+    let query = LogQuery { follow, is_split: true, ..log.query(args, start) };
     let stopped = stop.cancelled();
     let end = read(context, &log.place, &query, line, &prefix, stopped, last_output).await;
     (log, end)

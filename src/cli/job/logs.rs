@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::pin::Pin;
 
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
@@ -15,9 +16,10 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::pod::{LogError, LogQuery, LogReadArgs, LogStart, OpenLog, open_log};
 use rcfarm_api::ids::{Namespaced, PodRef};
-use rcfarm_api::job::spec::Slot;
+use rcfarm_api::job::spec::{JobTask, Slot};
 use rcfarm_api::job::status::MemberFailure;
 use rcfarm_api::node::status::NodePodPhase;
+use rcfarm_node::agent::log_position::LogPosition;
 use rcfarm_store::time::monotonic;
 
 #[derive(clap::Args)]
@@ -51,7 +53,8 @@ pub(super) struct MemberLog {
     /// `None`: its only one.
     pub(super) container: Option<String>,
     pub(super) place: PodRef,
-    pub(super) version: u64,
+    /// The job's uid.
+    pub(super) uid: u64,
     pub(super) attempt: u32,
 }
 
@@ -60,6 +63,17 @@ impl MemberLog {
         match &self.container {
             Some(container) => format!("{}/{container}", self.slot),
             None => self.slot.to_string(),
+        }
+    }
+
+    pub(super) fn query<'q>(&'q self, args: &'q JobLogsArgs, start: LogStart) -> LogQuery<'q> {
+        LogQuery {
+            launchable: self.container.as_deref(),
+            follow: false,
+            start,
+            is_split: false,
+            attempt: Some((self.uid, self.attempt)),
+            token_file: args.read.log_token_file.as_deref(),
         }
     }
 }
@@ -88,7 +102,7 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
     let is_alone = is_alone(&found, all.keys(), args);
     let (mut failures, number) = (Vec::new(), all.len());
     for log in all.keys() {
-        if let Err(error) = print_log(context, log, args, is_alone, None).await? {
+        if let Err(error) = print_log(context, log, args, is_alone).await? {
             failures.push((log, anyhow::Error::from(error)));
         }
     }
@@ -101,22 +115,14 @@ pub(super) async fn logs(context: &CommandContext, args: &JobLogsArgs) -> anyhow
     Ok(CliExit::Ok)
 }
 
-/// Prints what a log has now. `ended`: as in [`LogQuery`]. The inner error is the agent's; the outer one that of standard
-/// output.
+/// Prints what a log has now. The inner error is the agent's; the outer one that of standard output.
 pub(super) async fn print_log(
     context: &CommandContext,
     log: &MemberLog,
     args: &JobLogsArgs,
     is_alone: bool,
-    ended: Option<(u64, u32)>,
 ) -> anyhow::Result<Result<(), LogError>> {
-    let query = LogQuery {
-        launchable: log.container.as_deref(),
-        follow: false,
-        start: LogStart::Lines(args.read.lines),
-        ended,
-        token_file: args.read.log_token_file.as_deref(),
-    };
+    let query = log.query(args, LogStart::Lines(args.read.lines));
     let prefix = if is_alone { String::new() } else { format!("{} | ", log.name()) };
     let (never, at) = (std::future::pending(), Cell::new(monotonic()));
     let mut end = read(context, &log.place, &query, Vec::new(), &prefix, never, &at).await?;
@@ -194,24 +200,28 @@ pub(super) fn member_logs(
             continue;
         }
         let task = found.read.as_ref().ok().and_then(|read| read.spec.task(&slot.task));
-        let containers = task.map(|task| task.template.containers.as_slice()).unwrap_or_default();
-        let names = match (&args.container, containers) {
-            (Some(name), _) => vec![Some(name.clone())],
-            (None, [] | [_]) => vec![None],
-            (None, several) => several.iter().map(|one| Some(one.name.clone())).collect(),
-        };
-        all.extend(names.into_iter().map(|container| {
+        all.extend(containers(task, args).into_iter().map(|container| {
             let log = MemberLog {
                 slot: slot.clone(),
                 container,
                 place: pod.place.clone(),
-                version: pod.identity.version,
+                uid: found.uid().0,
                 attempt: pod.identity.attempt,
             };
             (log, status.phase)
         }));
     }
     all
+}
+
+/// The containers of a task's pods whose logs are wanted. `None`: the only one.
+pub(super) fn containers(task: Option<&JobTask>, args: &JobLogsArgs) -> Vec<Option<String>> {
+    let all = task.map(|task| task.template.containers.as_slice()).unwrap_or_default();
+    match (&args.container, all) {
+        (Some(name), _) => vec![Some(name.clone())],
+        (None, [] | [_]) => vec![None],
+        (None, several) => several.iter().map(|one| Some(one.name.clone())).collect(),
+    }
 }
 
 pub(super) fn state(found: &FoundJob) -> String {
@@ -227,53 +237,77 @@ pub(super) async fn read(
     context: &CommandContext,
     place: &PodRef,
     query: &LogQuery<'_>,
-    mut line: Vec<u8>,
+    line: Vec<u8>,
     prefix: &str,
     stop: impl Future<Output = ()>,
     last_output: &Cell<Instant>,
 ) -> anyhow::Result<ReadEnd> {
-    let end = |next, line, outcome| Ok(ReadEnd { next, line, outcome });
-    let OpenLog { offset, mut output } = match open_log(context, place, query).await {
-        Ok(log) => log,
-        Err(error) => return end(None, line, ReadOutcome::Failed(error)),
-    };
-    // An agent of an older version names no offset, and understands none: it sends the whole log.
-    let (mut at, mut skipped) = match (offset, query.start) {
-        (Some(offset), _) => (offset, 0),
-        (None, LogStart::Lines(0)) => (0, 0),
-        (None, LogStart::Offset(from)) => (from, from),
-        (None, LogStart::Lines(_)) if !query.follow => (0, 0),
-        (None, LogStart::Lines(_)) => {
-            return end(Some(LogStart::Offset(0)), line, ReadOutcome::Stopped);
-        }
-    };
     tokio::pin!(stop);
-    let outcome = loop {
+    let mut query = *query;
+    let mut end = ReadEnd { next: None, line, is_ended: false, outcome: ReadOutcome::Complete };
+    loop {
+        let open = match open_log(context, place, &query).await {
+            Ok(log) => log,
+            Err(error) => return Ok(ReadEnd { outcome: ReadOutcome::Failed(error), ..end }),
+        };
+        // An agent of an older version names no position, and understands none: it sends the whole log.
+        let (at, skip) = match (open.position, query.start) {
+            (Some(position), _) => (position, 0),
+            (None, LogStart::At(position)) => (position, position.offset),
+            (None, LogStart::Lines(lines)) if lines > 0 && query.follow => {
+                let next = Some(LogStart::At(LogPosition::START));
+                return Ok(ReadEnd { next, outcome: ReadOutcome::Stopped, ..end });
+            }
+            (None, LogStart::Lines(_)) => (LogPosition::START, 0),
+        };
+        end.is_ended = open.is_ended || open.position.is_none();
+        let next = open.next;
+        let (length, outcome) =
+            copy(open, skip, &mut end.line, prefix, stop.as_mut(), last_output).await?;
+        let reached = LogStart::At(at.plus(length));
+        end = ReadEnd { next: Some(reached), outcome, ..end };
+        match (&end.outcome, next) {
+            (ReadOutcome::Complete, Some(next)) => query.start = LogStart::At(next),
+            _ => return Ok(end),
+        }
+    }
+}
+
+/// Prints the output of a log but for its first `skip` bytes. Returns the number of bytes printed or put into `line`.
+async fn copy(
+    mut open: OpenLog,
+    mut skip: u64,
+    line: &mut Vec<u8>,
+    prefix: &str,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+    last_output: &Cell<Instant>,
+) -> anyhow::Result<(usize, ReadOutcome)> {
+    let mut length = 0;
+    loop {
         let chunk = tokio::select! {
             biased;
-            chunk = output.next() => chunk,
-            () = &mut stop => break ReadOutcome::Stopped,
+            chunk = open.output.next() => chunk,
+            () = &mut stop => return Ok((length, ReadOutcome::Stopped)),
         };
         let chunk = match chunk {
-            None => break ReadOutcome::Complete,
+            None => return Ok((length, ReadOutcome::Complete)),
             Some(Ok(chunk)) => chunk,
             Some(Err(error)) => {
                 let error = anyhow::Error::new(error).context("the log broke off");
-                break ReadOutcome::Failed(LogError::Failed(error));
+                return Ok((length, ReadOutcome::Failed(LogError::Failed(error))));
             }
         };
         last_output.set(monotonic());
-        let skip = usize::try_from(skipped).unwrap_or(usize::MAX).min(chunk.len());
-        skipped -= skip as u64;
-        at += (chunk.len() - skip) as u64;
-        for piece in chunk[skip..].split_inclusive(|byte| *byte == b'\n') {
+        let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
+        skip -= skipped as u64;
+        length += chunk.len() - skipped;
+        for piece in chunk[skipped..].split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(piece);
             if prefix.is_empty() || line.ends_with(b"\n") {
-                print(prefix, &mut line)?;
+                print(prefix, line)?;
             }
         }
-    };
-    end(Some(LogStart::Offset(at)), line, outcome)
+    }
 }
 
 pub(super) fn print(prefix: &str, line: &mut Vec<u8>) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! An agent writes a pod's first status before it starts the process, so a log may not be there yet. An agent may be
 //! restarted, and it sends a limited number of logs at once. Each log is therefore read until its pod has ended and the
-//! rest was read once more. A read begins at the byte offset that the one before has reached.
+//! rest was read once more. A read begins at the position that the one before has reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,14 +29,13 @@ const LAST_FAILURES: u32 = 3;
 /// The same for an agent that sends too many logs to others.
 const LAST_REFUSALS: u32 = 60;
 
-/// How a log is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadMode {
     /// Until its pod is removed.
     Follow,
-    /// To its present end; more may be written.
+    /// To its present end, while its pod may write more.
     Part,
-    /// Its pod writes no more: to the end of the file.
+    /// To its end, once its pod writes no more.
     Rest,
 }
 
@@ -47,6 +46,8 @@ pub(super) struct ReadEnd {
     pub(super) next: Option<LogStart>,
     /// The beginning of a line whose end was not read.
     pub(super) line: Vec<u8>,
+    /// Whether the agent says that nothing more will be written.
+    pub(super) is_ended: bool,
     pub(super) outcome: ReadOutcome,
 }
 
@@ -60,14 +61,14 @@ pub(super) enum ReadOutcome {
     Failed(LogError),
 }
 
-/// What the pods say of a log.
+/// State of the pod that writes a log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PodState {
     #[default]
     Alive,
     /// Its processes have ended; the log stays.
     Ended,
-    /// The pod is removed, with its log.
+    /// The pod is not listed any more. Its processes may be ending. Then its agent keeps the log or deletes it.
     Gone,
 }
 
@@ -114,8 +115,9 @@ impl Reading {
             ReadOutcome::Stopped => self.again_at = None,
             ReadOutcome::Complete => {
                 (self.failures, self.problem) = (0, None);
-                let is_removed = mode == ReadMode::Follow && self.pod == PodState::Gone;
-                self.is_done = mode == ReadMode::Rest || is_removed;
+                // The pods may have been listed before the log was ended.
+                self.is_done =
+                    mode == ReadMode::Rest || end.is_ended && self.pod != PodState::Alive;
             }
             // Its process is not started yet, or its pod was removed.
             ReadOutcome::Failed(LogError::Absent(why)) => {
@@ -232,7 +234,9 @@ impl Readings {
             let mode = match reading.pod {
                 _ if self.is_over => ReadMode::Rest,
                 PodState::Ended => ReadMode::Rest,
-                PodState::Alive if *followed < FOLLOWED_PER_NODE => ReadMode::Follow,
+                PodState::Alive | PodState::Gone if *followed < FOLLOWED_PER_NODE => {
+                    ReadMode::Follow
+                }
                 PodState::Alive | PodState::Gone => ReadMode::Part,
             };
             *followed += usize::from(mode == ReadMode::Follow);
@@ -280,11 +284,12 @@ mod tests {
     use super::*;
     use rcfarm_api::ids::PodRef;
     use rcfarm_api::job::spec::Slot;
+    use rcfarm_node::agent::log_position::LogPosition;
 
     fn log(index: u32) -> MemberLog {
         let (node, pod) = ("n1".parse().unwrap(), format!("m-a-{index}").parse().unwrap());
         let (slot, place) = (Slot::new("a", index), PodRef { node, pod });
-        MemberLog { slot, container: None, place, version: 0, attempt: 0 }
+        MemberLog { slot, container: None, place, uid: 1, attempt: 0 }
     }
 
     fn listed(count: u32, phase: NodePodPhase) -> BTreeMap<MemberLog, NodePodPhase> {
@@ -292,7 +297,11 @@ mod tests {
     }
 
     fn end(next: Option<u64>, outcome: ReadOutcome) -> ReadEnd {
-        ReadEnd { next: next.map(LogStart::Offset), line: Vec::new(), outcome }
+        ReadEnd { next: next.map(at), line: Vec::new(), is_ended: false, outcome }
+    }
+
+    fn at(offset: u64) -> LogStart {
+        LogStart::At(LogPosition { offset, ..LogPosition::START })
     }
 
     fn absent() -> ReadOutcome {
@@ -347,12 +356,12 @@ mod tests {
         assert!(readings.ended(&log(0), end(Some(10), broken()), now).is_some());
         let now = now + READ_PAUSE;
         let read = readings.next_reads(now).pop().unwrap();
-        assert_eq!((read.mode, read.start), (ReadMode::Follow, LogStart::Offset(10)));
+        assert_eq!((read.mode, read.start), (ReadMode::Follow, at(10)));
         readings.update(&listed(1, NodePodPhase::Ended));
         assert!(read.stop.is_cancelled());
         assert!(readings.ended(&log(0), end(Some(12), ReadOutcome::Stopped), now).is_none());
         let read = readings.next_reads(now).pop().unwrap();
-        assert_eq!((read.mode, read.start), (ReadMode::Rest, LogStart::Offset(12)));
+        assert_eq!((read.mode, read.start), (ReadMode::Rest, at(12)));
         assert!(!readings.awaits_output());
         readings.finish();
         assert!(!readings.is_finished());
@@ -385,17 +394,26 @@ mod tests {
         assert_eq!(readings.unread(), [(&log(0), "broken")]);
     }
 
+    /// The agent keeps such a log: its end is read there, and the log of a later attempt is another one.
     #[test]
-    fn log_of_a_removed_pod_is_done_when_the_agent_ends_it() {
+    fn log_of_a_removed_pod_is_done_when_its_agent_calls_it_ended() {
         let now = rcfarm_store::time::monotonic();
         let mut readings = Readings::new(0);
         readings.update(&listed(2, NodePodPhase::Running));
         assert_eq!(readings.next_reads(now).len(), 2);
         readings.update(&listed(1, NodePodPhase::Running));
         readings.ended(&log(1), end(Some(5), ReadOutcome::Complete), now);
+        let ended = ReadEnd { is_ended: true, ..end(Some(5), ReadOutcome::Complete) };
+        readings.ended(&log(0), ended, now);
+        let now = now + READ_PAUSE;
+        let again = readings.next_reads(now);
+        let starts: Vec<_> = again.iter().map(|read| (&read.log, read.start)).collect();
+        assert_eq!(starts, [(&log(0), at(5)), (&log(1), at(5))], "log 0 is listed as running");
+        let ended = ReadEnd { is_ended: true, ..end(Some(9), ReadOutcome::Complete) };
+        readings.ended(&log(1), ended, now);
         readings.ended(&log(0), end(Some(5), ReadOutcome::Complete), now);
-        let again: Vec<_> =
-            readings.next_reads(now + READ_PAUSE).into_iter().map(|read| read.log).collect();
+        let now = now + READ_PAUSE;
+        let again: Vec<_> = readings.next_reads(now).into_iter().map(|read| read.log).collect();
         assert_eq!(again, [log(0)]);
     }
 }

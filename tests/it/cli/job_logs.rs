@@ -11,6 +11,7 @@ use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
 use rcfarm_emulator::serve::{CONSULS_CONNECTIONS, serve};
 use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Faults, Request};
+use rcfarm_node::agent::logs::rotate;
 use rcfarm_node::agent::serve::{LogAccess, LogServer};
 use rcfarm_node::http::{self, HttpListener};
 use rcfarm_store::StoreError;
@@ -98,17 +99,38 @@ impl Members {
         cluster.put("rcfarm/nodes/n1", json!({"log_socket": socket}).to_string()).await;
         let mut members = Members { cluster, reads, program, dir, count, uid, revision: 0 };
         for index in 0..count {
-            std::fs::create_dir_all(members.log(index).parent().unwrap()).unwrap();
-            let labels = json!({
-                "volcano.sh/job-name": "m", "volcano.sh/job-namespace": "default",
-                "volcano.sh/task-spec": "a", "volcano.sh/task-index": index.to_string(),
-                "volcano.sh/job-version": "0", "rcfarm/attempt": "0", "rcfarm/job_uid": uid.to_string(),
-            });
-            members.cluster.put(format!("labels/pod/n1/m-a-{index}"), labels.to_string()).await;
+            members.start(index, 0).await;
         }
         members.pods_are("Starting").await;
         members.job_is("Running").await;
         members
+    }
+
+    /// Makes the pod of an attempt.
+    async fn start(&self, index: u32, attempt: u32) {
+        let labels = json!({
+            "volcano.sh/job-name": "m", "volcano.sh/job-namespace": "default",
+            "volcano.sh/task-spec": "a", "volcano.sh/task-index": index.to_string(),
+            "volcano.sh/job-version": "0", "rcfarm/attempt": attempt.to_string(),
+            "rcfarm/job_uid": self.uid.to_string(),
+        });
+        self.cluster.put(format!("labels/pod/n1/m-a-{index}"), labels.to_string()).await;
+        let home = self.log(index).parent().unwrap().to_owned();
+        std::fs::create_dir_all(&home).unwrap();
+        let manifest = json!({"job": {"id": "default/m", "uid": self.uid, "task": "a",
+            "index": index, "version": 0, "attempt": attempt}});
+        let stored = json!({"manifest": manifest.to_string(), "owner": null});
+        std::fs::write(home.join("pod.json"), stored.to_string()).unwrap();
+    }
+
+    /// Removes the pod of an attempt. Its log is kept.
+    fn forget(&self, index: u32, attempt: u32) {
+        let home = self.log(index).parent().unwrap().to_owned();
+        let kept = format!("ended/m-a-{index}/{}.{attempt}", self.uid);
+        let kept = self.dir.path().join(kept);
+        std::fs::create_dir_all(&kept).unwrap();
+        std::fs::rename(self.log(index), kept.join("c.log")).unwrap();
+        std::fs::remove_dir_all(home).unwrap();
     }
 
     fn log(&self, index: u32) -> PathBuf {
@@ -295,5 +317,99 @@ async fn commands_that_wait_for_a_job_outlast_an_election() {
         let ended = following.end().await;
         assert_eq!(ended.code, 0, "{ended:?}");
     }
+    served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn follow_prints_each_line_once_across_rotations_and_a_restart_of_the_agent() {
+    let mut job = Members::new(1).await;
+    let mut served = job.serve_logs();
+    job.append(0, "one\ntwo\n");
+    let mut following = job.spawn(&["job", "logs", "m", "--follow"]);
+    for line in ["one", "two"] {
+        assert_eq!(following.line().await.as_deref(), Some(line));
+    }
+    assert!(rotate(&job.log(0), 1).unwrap());
+    job.append(0, "3\n");
+    assert_eq!(following.line().await.as_deref(), Some("3"));
+    // What is written while nobody reads is rotated away.
+    served.stop().await;
+    job.append(0, "four\n");
+    assert!(rotate(&job.log(0), 1).unwrap());
+    job.append(0, "5\n");
+    served = job.serve_logs();
+    for line in ["four", "5"] {
+        assert_eq!(following.line().await.as_deref(), Some(line));
+    }
+    job.append(0, "six\n");
+    job.end().await;
+    let ended = following.end().await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "six\n"), "{ended:?}");
+    let whole = job.program.run(&["job", "logs", "m", "--lines", "0"]).await.ok();
+    assert_eq!(whole, "one\ntwo\n3\nfour\n5\nsix\n");
+    served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn follow_reads_the_end_of_an_attempt_and_all_of_the_next_one() {
+    let mut job = Members::new(1).await;
+    let served = job.serve_logs();
+    job.append(0, "one\n");
+    let mut following = job.spawn(&["job", "logs", "m", "--follow"]);
+    assert_eq!(following.line().await.as_deref(), Some("one"));
+    served.stop().await;
+    job.append(0, "last\n");
+    job.forget(0, 0);
+    // The log of the next attempt is at the same path, and longer.
+    job.start(0, 1).await;
+    job.append(0, "next 1\nnext 2\n");
+    let served = job.serve_logs();
+    assert_eq!(following.line().await.as_deref(), Some("last"));
+    job.job_is("Running").await;
+    for line in ["next 1", "next 2"] {
+        assert_eq!(following.line().await.as_deref(), Some(line));
+    }
+    job.end().await;
+    let ended = following.end().await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, ""), "{ended:?}");
+    assert!(!ended.stderr.contains("not read"), "{ended:?}");
+    served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_of_an_attempt_that_cannot_be_read_are_named_with_the_reason() {
+    let job = Members::new(20).await;
+    let attempt = ["job", "logs", "m", "--attempt", "1"];
+    job.append(0, "one\n");
+    let failed = job.program.run(&attempt).await.failed();
+    assert!(failed.contains("the agent of n1 serves logs on its own machine"), "{failed}");
+
+    // All pods are gone, all logs but one were deleted, and the agent of another node does not answer.
+    for index in 0..20 {
+        job.append(index, "");
+        job.forget(index, 0);
+        job.cluster.delete(format!("labels/pod/n1/m-a-{index}")).await;
+    }
+    let ended = job.dir.path().join("ended");
+    (1..20).for_each(|index| std::fs::remove_dir_all(ended.join(format!("m-a-{index}"))).unwrap());
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let record = json!({"http": silent.local_addr().unwrap().to_string()});
+    job.cluster.put("rcfarm/nodes/n2", record.to_string()).await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = asked.clone();
+    tokio::spawn(async move {
+        while silent.accept().await.is_ok() {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let served = job.serve_logs();
+    let read = job.program.run(&attempt).await;
+    assert_eq!((read.code, read.stdout.as_str()), (0, "a-0 | one\n"), "{read:?}");
+    for index in 1..20 {
+        assert!(read.stderr.contains(&format!("a-{index}: no node that answers")), "{read:?}");
+    }
+    assert!(read.stderr.contains("n2: n2 does not answer"), "{read:?}");
+    // Once for each form of the pods' ids, at most for the first member and for the first that is nowhere.
+    assert!(asked.load(Ordering::SeqCst) <= 4, "{asked:?} requests to a node that does not answer");
     served.stop().await;
 }

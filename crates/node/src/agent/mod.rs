@@ -41,6 +41,7 @@ pub mod health;
 mod intended;
 mod intents;
 mod launch;
+pub mod log_position;
 pub mod logs;
 pub mod metrics;
 pub mod plan;

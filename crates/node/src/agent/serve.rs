@@ -3,10 +3,13 @@
 //! The agent serves them on a socket in its data directory, which its user alone may use. On the network they need a
 //! token. A request may name the node that it is meant for, because data directories of machines have equal names.
 //!
-//! The header [`LOG_OFFSET`] of an answer is the byte offset at which it begins. A client that counts the bytes after it
-//! goes on with `from=<offset>` once its connection is lost.
+//! The header [`LOG_POSITION`] of an answer is the position at which it begins. A client that counts the bytes after it
+//! goes on with `at=<position>` once its connection is lost. With `split` or `at` an answer ends where the log is
+//! rotated; if that is known when it begins, the header [`LOG_NEXT`] is the position that follows.
+//!
+//! `uid` and `attempt` name a pod of a job. Its log is the present one, or the one that is kept because the pod is gone:
+//! then the answer has the header [`LOG_ENDED`].
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +20,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path as UrlPath, Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::stream;
@@ -30,17 +33,25 @@ use tracing::warn;
 
 use super::AgentSettings;
 use super::ended_logs::of_attempt;
-use super::logs::{LogPart, parts, since, tail};
-use super::state::DataDir;
+use super::log_position::{LogPosition, chunk_at, end_of, last_section, section_at};
+use super::state::{DataDir, StoredPod, read};
 use crate::http::{HttpLimits, HttpListener, serve};
 use rcfarm_api::ids::{NodeName, PodId, check_segment};
+use rcfarm_api::job::identity::identity_in;
 
-/// Header of an answer: byte offset in the log at which it begins.
-pub const LOG_OFFSET: &str = "rcfarm-log-offset";
+/// Header of an answer: [`LogPosition`] at which it begins.
+pub const LOG_POSITION: &str = "rcfarm-log-position";
+/// Header of an answer: position that follows its end.
+pub const LOG_NEXT: &str = "rcfarm-log-next";
+/// Header of an answer: nothing more will be written to this log.
+pub const LOG_ENDED: &str = "rcfarm-log-ended";
 /// Logs that a server sends at once. The other connections of [`HttpLimits`] are left to `/healthz` and to refusals.
 const LOGS_AT_ONCE: usize = 48;
 /// Interval of reads of a followed log.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval of reads of a log that is being rotated, and their number before the request fails.
+const ROTATION_INTERVAL: Duration = Duration::from_millis(50);
+const ROTATION_READS: u32 = 60;
 /// Shortest token, in bytes.
 const SHORTEST_TOKEN: usize = 16;
 
@@ -74,39 +85,44 @@ struct LogQuery {
     /// The last lines to return; 0: the whole log.
     #[serde(default)]
     lines: usize,
-    /// Byte offset to begin at, in place of `lines`. A log that is shorter was truncated and is sent whole.
-    from: Option<u64>,
+    /// Position to begin at, in place of `lines`.
+    at: Option<String>,
+    /// End the answer where the log was rotated.
+    #[serde(default)]
+    split: bool,
     #[serde(default)]
     follow: bool,
-    /// Attempt at a job's member whose pod is gone, with the job's uid.
+    /// Attempt at a job's member, with the job's uid.
     attempt: Option<u32>,
     uid: Option<u64>,
 }
 
-/// Where the bytes of an answer are.
-enum FoundLog {
-    /// From a byte offset on, until the pod is removed.
-    Followed(PathBuf, u64),
-    /// Between two byte offsets.
-    Range(PathBuf, u64, u64),
-    /// The last lines, those of rotated files included.
-    Parts(Vec<LogPart>),
+/// What an answer sends of a log.
+struct FoundLog {
+    path: PathBuf,
+    /// Inode of the log: the log of a later pod at its path has another one.
+    inode: u64,
+    start: LogPosition,
+    /// `None`: until the pod is removed.
+    end: Option<LogPosition>,
+    /// Whether it ends where the log is rotated.
+    is_split: bool,
+    /// What follows, if it ends at a rotation that was made before.
+    next: Option<LogPosition>,
+    is_ended: bool,
 }
 
 impl FoundLog {
-    /// Byte offset in the log at which it begins; `None`: it begins in a rotated file.
-    fn offset(&self) -> Option<u64> {
-        match self {
-            FoundLog::Followed(_, start) | FoundLog::Range(_, start, _) => Some(*start),
-            FoundLog::Parts(parts) => match &parts[..] {
-                [one] => Some(one.start()),
-                _ => None,
-            },
-        }
+    fn headers(&self) -> [Option<(HeaderName, String)>; 3] {
+        let header = |name, value| (HeaderName::from_static(name), value);
+        [
+            Some(header(LOG_POSITION, self.start.to_string())),
+            self.next.map(|next| header(LOG_NEXT, next.to_string())),
+            self.is_ended.then(|| header(LOG_ENDED, "true".to_owned())),
+        ]
     }
 }
 
-/// State of the routes.
 struct Logs {
     server: LogServer,
     /// One permit for each log that may be sent.
@@ -158,8 +174,29 @@ impl LogServer {
         }
     }
 
-    /// The part of a log that was asked for.
-    fn find(&self, pod: &str, query: &LogQuery) -> Result<FoundLog, Refusal> {
+    /// Directory of the logs of a pod, and whether nothing more will be written to them.
+    fn home(&self, pod: &PodId, query: &LogQuery) -> Result<(PathBuf, bool), Refusal> {
+        let present = self.data_dir.join("pods").join(pod.as_str());
+        let (uid, attempt) = match (query.uid, query.attempt) {
+            (Some(uid), Some(attempt)) => (uid, attempt),
+            (None, None) => return Ok((present, false)),
+            _ => {
+                let why = "uid and attempt go together".to_owned();
+                return Err((StatusCode::BAD_REQUEST, why));
+            }
+        };
+        let stored: Option<StoredPod> = read(&present.join("pod.json"));
+        let identity = stored.and_then(|stored| identity_in(stored.manifest.as_bytes()));
+        let is_present =
+            identity.is_some_and(|identity| (identity.uid.0.0, identity.attempt) == (uid, attempt));
+        Ok(match is_present {
+            true => (present, false),
+            false => (of_attempt(&self.data_dir, pod, uid, attempt), true),
+        })
+    }
+
+    /// The part of a log that was asked for. `None`: it may be rotated or moved at this moment.
+    fn find(&self, pod: &str, query: &LogQuery) -> Result<Option<FoundLog>, Refusal> {
         if query.node.as_deref().is_some_and(|node| node != self.node.as_str()) {
             let why = format!("this is the agent of {}", self.node);
             return Err((StatusCode::MISDIRECTED_REQUEST, why));
@@ -167,10 +204,8 @@ impl LogServer {
         // Pod and launchable become parts of a path, so both are validated.
         let bad = |why| (StatusCode::BAD_REQUEST, why);
         let pod: PodId = pod.parse().map_err(|_| bad(format!("{pod:?} is no pod id")))?;
-        let home = match (query.attempt, query.uid) {
-            (Some(attempt), Some(uid)) => of_attempt(&self.data_dir, &pod, uid, attempt),
-            _ => self.data_dir.join("pods").join(pod.as_str()),
-        };
+        let at = query.at.as_deref().map(str::parse).transpose().map_err(bad)?;
+        let (home, is_ended) = self.home(&pod, query)?;
         let name = match &query.launchable {
             Some(name) if check_segment(name).is_ok() => name.clone(),
             Some(name) => return Err(bad(format!("{name:?} is no launchable name"))),
@@ -186,20 +221,42 @@ impl LogServer {
             },
         };
         let path = home.join(format!("{name}.log"));
-        let absent = |error| {
-            (StatusCode::NOT_FOUND, format!("the log of {pod}/{name} cannot be read: {error}"))
-        };
-        if !query.follow && query.from.is_none() {
-            return Ok(FoundLog::Parts(parts(&path, query.lines).map_err(absent)?));
+        let is_followed = query.follow && !is_ended;
+        match found(path, query.lines, at, query.split || at.is_some(), is_followed) {
+            // The pod may have made place for another one.
+            Ok(found) => {
+                let is_same = self.home(&pod, query)? == (home, is_ended);
+                Ok(is_same.then_some(FoundLog { is_ended, ..found }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => {
+                let why = format!("the log of {pod}/{name} cannot be read: {error}");
+                Err((StatusCode::NOT_FOUND, why))
+            }
         }
-        let lines = if query.from.is_some() { 0 } else { query.lines };
-        let (start, end) = tail(&path, lines).map_err(absent)?;
-        let start = query.from.filter(|from| *from <= end).unwrap_or(start);
-        Ok(match query.follow {
-            true => FoundLog::Followed(path, start),
-            false => FoundLog::Range(path, start, end),
-        })
     }
+}
+
+/// The part of the log at `path` from `at` on, or from its last `lines` lines on.
+fn found(
+    path: PathBuf,
+    lines: usize,
+    at: Option<LogPosition>,
+    is_split: bool,
+    is_followed: bool,
+) -> io::Result<FoundLog> {
+    let section = match at {
+        Some(at) => section_at(&path, at)?,
+        None => last_section(&path, lines)?,
+    };
+    let next = section.next.filter(|_| is_split);
+    let end = match (is_followed && next.is_none(), is_split) {
+        (true, _) => None,
+        (false, true) => Some(section.end),
+        (false, false) => Some(end_of(&path)?),
+    };
+    let (inode, start) = (section.inode, section.start);
+    Ok(FoundLog { path, inode, start, end, is_split, next, is_ended: false })
 }
 
 /// Binds the socket of an agent. Its user alone may connect.
@@ -266,11 +323,8 @@ async fn log(
     headers: HeaderMap,
 ) -> Response {
     let free = logs.free.clone();
-    let found = blocking(move || {
-        logs.server.permits(&headers)?;
-        logs.server.find(&pod, &query)
-    });
-    let found = found.await.and_then(|found| match free.try_acquire_owned() {
+    let found = find(logs, pod, query, headers).await;
+    let found = found.and_then(|found| match free.try_acquire_owned() {
         Ok(permit) => Ok((found, permit)),
         Err(_) => {
             let why = format!("this agent already sends {LOGS_AT_ONCE} logs");
@@ -279,60 +333,75 @@ async fn log(
     });
     match found {
         Ok((found, permit)) => {
-            let offset = found.offset().map(|offset| [(LOG_OFFSET, offset.to_string())]);
-            let body = match found {
-                FoundLog::Followed(path, start) => body(path, start, None, permit),
-                FoundLog::Range(path, start, end) => body(path, start, Some(end), permit),
-                FoundLog::Parts(parts) => body_of(parts, permit),
-            };
-            match offset {
-                Some(offset) => (offset, body).into_response(),
-                None => body.into_response(),
-            }
+            let headers = HeaderMap::from_iter(
+                found
+                    .headers()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|(name, value)| Some((name, value.try_into().ok()?))),
+            );
+            (headers, body(found, permit)).into_response()
         }
         Err((status, why)) => (status, format!("{why}\n")).into_response(),
     }
 }
 
-/// Parts of a log, one after the other. It holds the permit.
-fn body_of(parts: Vec<LogPart>, permit: OwnedSemaphorePermit) -> Body {
-    let state = (VecDeque::from(parts), permit);
-    Body::from_stream(stream::unfold(state, |(mut parts, permit)| async move {
-        let read = spawn_blocking(move || {
-            while let Some(part) = parts.front_mut() {
-                let read = part.read().ok()?;
-                if !read.is_empty() {
-                    return Some((read, parts));
-                }
-                parts.pop_front();
-            }
-            None
+/// Finds a log once it is not being rotated or moved.
+async fn find(
+    logs: Arc<Logs>,
+    pod: String,
+    query: LogQuery,
+    headers: HeaderMap,
+) -> Result<FoundLog, Refusal> {
+    let request = Arc::new((logs, pod, query, headers));
+    for _ in 0..ROTATION_READS {
+        let request = request.clone();
+        let found = blocking(move || {
+            let (logs, pod, query, headers) = &*request;
+            logs.server.permits(headers)?;
+            logs.server.find(pod, query)
         });
-        let (read, parts) = read.await.ok()??;
-        Some((Ok::<_, io::Error>(Bytes::from(read)), (parts, permit)))
-    }))
+        match found.await? {
+            Some(found) => return Ok(found),
+            None => tokio::time::sleep(ROTATION_INTERVAL).await,
+        }
+    }
+    Err((StatusCode::SERVICE_UNAVAILABLE, "the log is rotated all the time".to_owned()))
 }
 
-/// A log from `start` to `end`; without an end it is followed until the pod is removed. It holds the permit.
-fn body(path: PathBuf, start: u64, end: Option<u64>, permit: OwnedSemaphorePermit) -> Body {
-    let state = (path, start, permit);
-    Body::from_stream(stream::unfold(state, move |(path, mut at, permit)| async move {
+/// What was found of a log. It holds the permit.
+fn body(found: FoundLog, permit: OwnedSemaphorePermit) -> Body {
+    let at = found.start;
+    Body::from_stream(stream::unfold((found, at, permit), |(found, mut at, permit)| async move {
         loop {
-            if end.is_some_and(|end| at >= end) {
+            let is_in_end = found.end.is_some_and(|end| end.generation == at.generation);
+            if is_in_end && found.end.is_some_and(|end| at.offset >= end.offset) {
                 return None;
             }
-            let file = path.clone();
-            let (mut read, next) = spawn_blocking(move || since(&file, at)).await.ok()?.ok()?;
-            if let Some(end) = end {
-                let rest = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
-                read.truncate(rest);
-            }
-            at = next;
-            match (read.is_empty(), end) {
-                (false, _) => {
-                    return Some((Ok::<_, io::Error>(Bytes::from(read)), (path, at, permit)));
+            let path = found.path.clone();
+            let mut chunk = match spawn_blocking(move || chunk_at(&path, at)).await.ok()? {
+                Ok(chunk) => chunk,
+                // It may be rotated at this moment.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(ROTATION_INTERVAL).await;
+                    continue;
                 }
-                // It was truncated meanwhile.
+                Err(_) => return None,
+            };
+            if chunk.inode != found.inode || found.is_split && chunk.from != at {
+                return None;
+            }
+            if let Some(end) = found.end.filter(|end| end.generation == chunk.from.generation) {
+                let rest = end.offset.saturating_sub(chunk.from.offset);
+                chunk.output.truncate(usize::try_from(rest).unwrap_or(usize::MAX));
+            }
+            at = chunk.from.plus(chunk.output.len());
+            match (chunk.output.is_empty(), found.end) {
+                (false, _) => {
+                    let output = Bytes::from(chunk.output);
+                    return Some((Ok::<_, io::Error>(output), (found, at, permit)));
+                }
+                // Its program has truncated it meanwhile.
                 (true, Some(_)) => return None,
                 (true, None) => tokio::time::sleep(FOLLOW_INTERVAL).await,
             }
