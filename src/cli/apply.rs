@@ -11,13 +11,17 @@ use serde_json::{Map, Value};
 
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
-use super::files::{contents, documents};
+use super::files::contents;
 use super::job::apply::{DescribedJob, WantedJob, wrong};
 use super::priority_class::apply::{DescribedClass, WantedClasses};
 use super::queue::apply::{DescribedQueue, WantedQueues};
 use super::rc::apply::{DescribedRc, WantedRc};
 use crate::job::document;
 use rcfarm_api::ids::Namespace;
+use rcfarm_store::StoreError;
+
+/// Space for the audit record and the framing of a transaction.
+const AUDIT_BYTES: usize = 16 * 1024;
 
 #[derive(clap::Args)]
 pub struct FileArgs {
@@ -50,7 +54,8 @@ impl ApplyAction {
 
 /// What `apply` shows of an object.
 pub(super) struct AppliedObject {
-    line: String,
+    name: String,
+    action: ApplyAction,
     shown: Value,
 }
 
@@ -60,7 +65,11 @@ impl AppliedObject {
         action: ApplyAction,
         shown: Value,
     ) -> AppliedObject {
-        AppliedObject { line: format!("{name}: {}\n", action.word()), shown }
+        AppliedObject { name: name.to_string(), action, shown }
+    }
+
+    fn line(&self) -> String {
+        format!("{}: {}\n", self.name, self.action.word())
     }
 }
 
@@ -73,6 +82,9 @@ pub(super) trait WantedObject {
         Vec::new()
     }
 
+    /// Size of its record.
+    fn bytes(&self) -> usize;
+
     /// Creates or changes the stored object, in a transaction of its own.
     async fn write(&self, context: &CommandContext) -> anyhow::Result<()>;
 
@@ -84,18 +96,34 @@ pub(super) trait WantedObject {
 async fn apply_all(
     context: &CommandContext,
     wanted: &[impl WantedObject],
-) -> anyhow::Result<Vec<AppliedObject>> {
-    let mut applied = Vec::new();
+    applied: &mut Vec<AppliedObject>,
+) -> anyhow::Result<()> {
     for one in wanted {
         for warning in one.warnings() {
             context.note(warning);
         }
+        let shown = one.applied();
         if one.action() != ApplyAction::Unchanged {
-            one.write(context).await?;
+            one.write(context).await.map_err(|error| match error.is::<StoreError>() {
+                true => error.context(shown.name.clone()),
+                // It names its object.
+                false => error,
+            })?;
         }
-        applied.push(one.applied());
+        applied.push(shown);
     }
-    Ok(applied)
+    Ok(())
+}
+
+/// Adds to `problems` objects whose records are too large for a transaction.
+fn check_sizes(context: &CommandContext, wanted: &[impl WantedObject], problems: &mut Vec<String>) {
+    // Values are sent in base64, beside an audit record.
+    let most = (context.limits.bytes - AUDIT_BYTES) / 4 * 3;
+    let large = wanted.iter().filter(|one| one.bytes() > most);
+    problems.extend(large.map(|one| {
+        let name = one.applied().name;
+        format!("{name}: it has {} bytes; a transaction of Consul takes {most}", one.bytes())
+    }));
 }
 
 /// What `apply` would do with an object.
@@ -139,9 +167,15 @@ pub(super) struct FieldDifference {
 }
 
 pub(super) async fn apply(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
-    let applied = Wanted::read(context, args).await?.apply(context).await?;
-    let shown: Vec<&Value> = applied.iter().map(|one| &one.shown).collect();
-    context.show(&shown, || applied.iter().map(|one| one.line.as_str()).collect())
+    let wanted = Wanted::read(context, args).await?;
+    let mut applied = Vec::new();
+    let done = wanted.apply(context, &mut applied).await;
+    // After a failure, too: what was done before it.
+    if done.is_ok() || !applied.is_empty() {
+        let shown: Vec<&Value> = applied.iter().map(|one| &one.shown).collect();
+        context.show(&shown, || applied.iter().map(AppliedObject::line).collect())?;
+    }
+    done.map(|()| CliExit::Ok)
 }
 
 pub(super) async fn plan(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
@@ -152,10 +186,13 @@ pub(super) async fn plan(context: &CommandContext, args: &FileArgs) -> anyhow::R
     Ok(if nothing { CliExit::Ok } else { CliExit::Changes })
 }
 
-/// Applies files for `rcfarm dev`.
-pub(super) async fn apply_files(context: &CommandContext, files: &[String]) -> anyhow::Result<()> {
-    let args = FileArgs { filename: files.to_vec(), within: "default".parse()? };
-    Wanted::read(context, &args).await?.apply(context).await.map(drop)
+/// Applies the objects of files for `rcfarm dev`.
+pub(super) async fn apply_described(
+    context: &CommandContext,
+    files: &[String],
+    described: DescribedObjects,
+) -> anyhow::Result<()> {
+    Wanted::of(context, files, described).await?.apply(context, &mut Vec::new()).await
 }
 
 /// The objects of files, checked.
@@ -169,18 +206,27 @@ struct Wanted {
 impl Wanted {
     /// Reads and checks all objects. Nothing is changed yet.
     async fn read(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Wanted> {
-        let described = described(&args.filename, &args.within)?;
-        let files = args.filename.join(", ");
-        if described.is_empty() {
-            let hint = "write a job, a queue or a replication controller into it";
-            return Err(failure(format!("{files} has no documents"), hint));
-        }
+        Self::of(context, &args.filename, described(&args.filename, &args.within)?).await
+    }
+
+    /// Checks all objects of files.
+    async fn of(
+        context: &CommandContext,
+        files: &[String],
+        described: DescribedObjects,
+    ) -> anyhow::Result<Wanted> {
+        described.check_not_empty(files)?;
+        let files = files.join(", ");
         let mut problems = Vec::new();
         let classes = WantedClasses::read(context, described.classes, &mut problems).await?;
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
         let after = queues.after(classes.after());
         let jobs = WantedJob::read_all(context, described.jobs, &after, &mut problems).await?;
+        check_sizes(context, &classes.all, &mut problems);
+        check_sizes(context, &queues.all, &mut problems);
+        check_sizes(context, &controllers, &mut problems);
+        check_sizes(context, &jobs, &mut problems);
         if !problems.is_empty() {
             let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
             return Err(failure(why, "correct the fields named; nothing was changed"));
@@ -188,12 +234,16 @@ impl Wanted {
         Ok(Wanted { classes, queues, controllers, jobs })
     }
 
-    async fn apply(&self, context: &CommandContext) -> anyhow::Result<Vec<AppliedObject>> {
-        let mut applied = apply_all(context, &self.classes.all).await?;
-        applied.extend(apply_all(context, &self.queues.all).await?);
-        applied.extend(apply_all(context, &self.controllers).await?);
-        applied.extend(apply_all(context, &self.jobs).await?);
-        Ok(applied)
+    /// Applies the objects until one fails. `applied`: those that were applied.
+    async fn apply(
+        &self,
+        context: &CommandContext,
+        applied: &mut Vec<AppliedObject>,
+    ) -> anyhow::Result<()> {
+        apply_all(context, &self.classes.all, applied).await?;
+        apply_all(context, &self.queues.all, applied).await?;
+        apply_all(context, &self.controllers, applied).await?;
+        apply_all(context, &self.jobs, applied).await
     }
 
     fn plan(&self) -> Vec<PlannedObject> {
@@ -215,9 +265,14 @@ pub(super) struct DescribedObjects {
 }
 
 impl DescribedObjects {
-    fn is_empty(&self) -> bool {
+    /// `files`: where they are from. No files are no error.
+    pub(super) fn check_not_empty(&self, files: &[String]) -> anyhow::Result<()> {
         let is_empty = self.queues.is_empty() && self.controllers.is_empty();
-        is_empty && self.jobs.is_empty() && self.classes.is_empty()
+        if files.is_empty() || !(is_empty && self.jobs.is_empty() && self.classes.is_empty()) {
+            return Ok(());
+        }
+        let hint = "write a job, a queue or a replication controller into it";
+        Err(failure(format!("{} has no documents", files.join(", ")), hint))
     }
 
     /// Adds the objects of a document at `at`.
@@ -244,12 +299,9 @@ impl DescribedObjects {
 pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<DescribedObjects> {
     let mut described = DescribedObjects::default();
     for (file, text) in contents(files)? {
-        for (n, text) in documents(&text).iter().enumerate() {
-            let at = format!("{file} (document {})", n + 1);
-            let document = document::from_yaml(text).map_err(|why| wrong(&at, why))?;
-            if !document.is_null() {
-                described.add(&at, document, within)?;
-            }
+        let documents = document::all_from_yaml(&text).map_err(|why| wrong(&file, why))?;
+        for (n, document) in documents.into_iter().enumerate() {
+            described.add(&format!("{file} (document {})", n + 1), document, within)?;
         }
     }
     Ok(described)

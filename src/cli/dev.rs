@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::apply;
+use super::apply::{self, DescribedObjects};
 use super::connect::system_env;
 use super::context::CommandContext;
 use super::dev_token::DevToken;
@@ -84,7 +84,8 @@ pub(super) async fn run(
     address: Option<String>,
     out: Output,
 ) -> anyhow::Result<CliExit> {
-    apply::described(&args.apply, &"default".parse()?)?;
+    let described = apply::described(&args.apply, &"default".parse()?)?;
+    described.check_not_empty(&args.apply)?;
     args.log.init()?;
     exec::hide();
     exec::close_on_exec();
@@ -112,7 +113,7 @@ pub(super) async fn run(
     let clock = Arc::new(SystemClock);
     tokio::spawn(simulated::run(shared.clone(), clock, is_simulated, shutdown.clone()));
     let context = CommandContext::new(shared.clone(), out);
-    let created = make_objects(&context, &args.apply).await?;
+    let created = make_objects(&context, &args.apply, described).await?;
     let farm =
         Farm::of_all_kinds(settings(), system_env(shared), by_labels(), Arc::new(NoDiscovery));
     print_welcome(&bound.to_string(), &token, &machines, args.simulated, &created);
@@ -279,15 +280,16 @@ async fn simulate(store: &dyn Store, count: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Applies files. Returns the controllers.
+/// Applies the objects of files. Returns the controllers.
 async fn make_objects(
     context: &CommandContext,
     files: &[String],
+    described: DescribedObjects,
 ) -> anyhow::Result<Vec<(RcId, String, i64)>> {
     if files.is_empty() {
         return Ok(Vec::new());
     }
-    apply::apply_files(context, files).await?;
+    apply::apply_described(context, files, described).await?;
     let (found, _) = find::all(context).await?;
     let created = |rc: &find::Found| Some((rc.id, rc.pod_id()?.to_string(), rc.desired()?));
     Ok(found.iter().filter_map(created).collect())

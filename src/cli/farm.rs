@@ -12,7 +12,7 @@ use crate::farm::records::FarmPresence;
 use rcfarm_api::audit::{DeletionConfirmed, Details};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::{Stored, key};
-use rcfarm_store::Op;
+use rcfarm_store::{Op, StoreError};
 
 /// Commands about running farms
 #[derive(clap::Subcommand)]
@@ -64,7 +64,7 @@ pub(super) async fn run(context: &CommandContext, command: FarmCommand) -> anyho
 }
 
 /// The farms whose session holds their presence.
-pub(super) async fn live(context: &CommandContext) -> anyhow::Result<Vec<LiveFarm>> {
+pub(super) async fn live(context: &CommandContext) -> Result<Vec<LiveFarm>, StoreError> {
     let entries = context.list(&key::farms()).await?;
     let row = |entry: &rcfarm_store::Entry| {
         entry.session.as_ref()?;

@@ -73,32 +73,3 @@ fn files_in(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     }
     Ok(paths)
 }
-
-/// Splits a YAML stream into its documents.
-pub(super) fn documents(text: &str) -> Vec<String> {
-    let mut documents = vec![String::new()];
-    for line in text.lines() {
-        if line == "---" || line.starts_with("--- ") || line == "..." {
-            documents.push(String::new());
-        } else if let Some(last) = documents.last_mut() {
-            last.push_str(line);
-            last.push('\n');
-        }
-    }
-    let is_empty = |document: &String| {
-        document.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
-    };
-    documents.retain(|document| !is_empty(document));
-    documents
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stream_of_documents_is_taken_apart() {
-        let text = "# a\n---\na: 1\n---\n\n# nothing\n--- # b\nb: |\n  ---x\n";
-        assert_eq!(documents(text), ["a: 1\n", "b: |\n  ---x\n"]);
-    }
-}

@@ -94,6 +94,10 @@ impl WantedObject for WantedJob {
         self.read.warnings.iter().map(|warning| format!("{}: {warning}", self.id)).collect()
     }
 
+    fn bytes(&self) -> usize {
+        self.document.to_string().len()
+    }
+
     async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
         let index = self.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
         let value: bytes::Bytes = self.document.to_string().into();
@@ -126,7 +130,6 @@ pub(in crate::cli) fn wrong(at: &str, why: String) -> anyhow::Error {
     failure(format!("{at}: {why}"), "correct it; nothing was changed")
 }
 
-/// A job of a file.
 pub(in crate::cli) struct DescribedJob {
     /// The file, and the document's number in it.
     at: String,

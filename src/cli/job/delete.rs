@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::apply::names;
 use super::commands::{job_change, write};
@@ -137,24 +137,30 @@ async fn gone(
 ) -> anyhow::Result<()> {
     let mut progress = Progress::default();
     let mut query = Query::PLAIN;
+    let mut said = "its record is there".to_owned();
     loop {
-        let job = key::job(&found.id);
-        let answer = context.persist(async || context.store.get(&job, query).await).await?;
-        let left = answer.value.filter(|entry| entry.create_index == found.uid());
-        if left.is_none() {
-            return Ok(());
+        let read = async || {
+            let answer = context.store.get(&key::job(&found.id), query).await?;
+            let left = answer.value.filter(|entry| entry.create_index == found.uid());
+            let pods = if left.is_some() { Some(pods(context, &found.id).await?) } else { None };
+            Ok((answer.index, pods.map(|pods| pods.len())))
+        };
+        // The time is that of all jobs: one that is looked at late may be gone already.
+        let limit = give_up.max(monotonic() + READ_EVERY);
+        if let Ok(read) = timeout_at(limit, context.persist(read)).await {
+            let (index, left) = read?;
+            let Some(count) = left else { return Ok(()) };
+            said = format!("{count} pods left");
+            progress.say(&said);
+            query = Query::after(index, READ_EVERY);
         }
-        let left = context.persist(async || pods(context, &found.id).await).await?;
-        let count = left.len();
-        progress.say(&format!("{count} pods left"));
         if monotonic() >= give_up {
             let waited = humantime::format_duration(timeout);
-            let why = format!("gave up waiting after {waited}: {count} pods left");
+            let why = format!("gave up waiting after {waited}: {said}");
             let hint =
                 format!("it goes on being deleted; see by whom: rcfarm job explain {}", found.id);
             return Err(failure(why, hint));
         }
-        query = Query::after(answer.index, READ_EVERY);
     }
 }
 

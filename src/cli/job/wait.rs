@@ -72,16 +72,15 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
     let mut said = "no farm has looked at it yet".to_owned();
     let mut query = Query::PLAIN;
     loop {
-        let read = context.persist(async || context.store.get(&status_key, query).await);
-        let Ok(answer) = timeout_at(give_up, read).await else {
-            return Err(failure(
-                format!(
-                    "gave up waiting after {}: {said}",
-                    humantime::format_duration(args.timeout)
-                ),
+        let gave_up = |said: &str| {
+            let waited = humantime::format_duration(args.timeout);
+            failure(
+                format!("gave up waiting after {waited}: {said}"),
                 format!("what holds it up: rcfarm job explain {}", args.job),
-            ));
+            )
         };
+        let read = context.persist(async || context.store.get(&status_key, query).await);
+        let Ok(answer) = timeout_at(give_up, read).await else { return Err(gave_up(&said)) };
         let answer = answer?;
         query = Query::after(answer.index, ONE_WAIT);
         let status = answer.value.and_then(|entry| JobStatus::decode(&entry.value).ok());
@@ -96,8 +95,11 @@ pub(super) async fn run(context: &CommandContext, args: &WaitArgs) -> anyhow::Re
             }
             None => {
                 // The record was deleted, or another job has its name now.
-                let again = context.persist(async || look_up(context, &args.job).await).await?;
-                let again = again.ok_or_else(|| none(&args.job))?;
+                let again = context.persist(async || look_up(context, &args.job).await);
+                let Ok(again) = timeout_at(give_up, again).await else {
+                    return Err(gave_up(&said));
+                };
+                let again = again?.ok_or_else(|| none(&args.job))?;
                 if again.uid() != uid.0 {
                     let why = format!("{} was deleted, and another job has its name", args.job);
                     return Err(failure(why, "see it: rcfarm job get"));

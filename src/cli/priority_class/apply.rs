@@ -123,6 +123,10 @@ impl WantedObject for WantedClass {
         preempts.then(|| format!("priority class {}: {why}", self.name)).into_iter().collect()
     }
 
+    fn bytes(&self) -> usize {
+        self.record.encode().len()
+    }
+
     async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
         let stored = self.stored.as_ref().map(|(entry, _)| entry);
         write(context, &self.name, &self.record, stored).await

@@ -22,7 +22,6 @@ use rcfarm_api::{Index, Stored, key};
 use rcfarm_store::Entry;
 use rcfarm_store::cache::CacheIndex;
 
-/// A queue of a file.
 pub(in crate::cli) struct DescribedQueue {
     at: String,
     name: QueueName,
@@ -65,6 +64,10 @@ impl WantedObject for WantedQueue {
             Some((_, spec)) if *spec == self.record.spec => ApplyAction::Unchanged,
             Some(_) => ApplyAction::Changed,
         }
+    }
+
+    fn bytes(&self) -> usize {
+        self.record.encode().len()
     }
 
     async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {

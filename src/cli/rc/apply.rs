@@ -18,6 +18,7 @@ use crate::cli::apply::{
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::job::apply::wrong;
+use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
@@ -33,8 +34,7 @@ struct Fields {
     manifest: String,
     node_selector: String,
     replicas: i64,
-    #[serde(default)]
-    pod_labels: BTreeMap<String, String>,
+    pod_labels: Option<BTreeMap<String, String>>,
     /// Its own labels, such as `rcfarm/min_health`. Other labels stay.
     #[serde(default)]
     labels: Labels,
@@ -49,12 +49,11 @@ struct Document {
     replication_controllers: Vec<Fields>,
 }
 
-/// A controller of a file.
 pub(in crate::cli) struct DescribedRc {
     at: String,
     fields: Fields,
     manifest: Manifest,
-    strategy: RcStrategy,
+    strategy: Option<RcStrategy>,
 }
 
 impl DescribedRc {
@@ -74,8 +73,9 @@ impl DescribedRc {
         fields.node_selector.parse::<Selector>().with_context(|| format!("{at}.node_selector"))?;
         check_count(fields.replicas).with_context(|| format!("{at}.replicas"))?;
         let strategy = match fields.strategy.as_deref() {
-            None | Some("static") => RcStrategy::Static,
-            Some("dynamic") => RcStrategy::Dynamic,
+            None => None,
+            Some("static") => Some(RcStrategy::Static),
+            Some("dynamic") => Some(RcStrategy::Dynamic),
             Some(other) => {
                 return Err(wrong(
                     &at,
@@ -84,7 +84,8 @@ impl DescribedRc {
             }
         };
         for reserved in [POD_ID, RC_ID] {
-            if fields.pod_labels.contains_key(reserved) || fields.labels.contains_key(reserved) {
+            let is_of_pods = fields.pod_labels.iter().any(|all| all.contains_key(reserved));
+            if is_of_pods || fields.labels.contains_key(reserved) {
                 return Err(wrong(
                     &at,
                     format!("label {reserved} is set from the manifest; leave it out"),
@@ -94,15 +95,16 @@ impl DescribedRc {
         Ok(DescribedRc { at, fields, manifest, strategy })
     }
 
-    /// Values of the record's fields besides the manifest.
+    /// Values of the record's fields besides the manifest. Fields that the entry does not name stay as commands have
+    /// made them.
     fn record_fields(&self) -> Vec<(&'static str, Value)> {
-        let mut fields = vec![
-            ("node_selector", json!(self.fields.node_selector)),
-            ("pod_labels", json!(self.fields.pod_labels)),
-            ("replicas_desired", json!(self.fields.replicas)),
-            ("allocation_strategy", json!(self.strategy.as_str())),
-        ];
-        fields.extend(self.fields.disabled.map(|disabled| ("disabled", json!(disabled))));
+        let Fields { node_selector, replicas, pod_labels, disabled, .. } = &self.fields;
+        let mut fields =
+            vec![("node_selector", json!(node_selector)), ("replicas_desired", json!(replicas))];
+        fields.extend(pod_labels.as_ref().map(|labels| ("pod_labels", json!(labels))));
+        let strategy = self.strategy.as_ref();
+        fields.extend(strategy.map(|one| ("allocation_strategy", json!(one.as_str()))));
+        fields.extend(disabled.map(|disabled| ("disabled", json!(disabled))));
         fields
     }
 
@@ -111,10 +113,10 @@ impl DescribedRc {
             id,
             manifest: self.fields.manifest.clone(),
             node_selector: self.fields.node_selector.clone(),
-            pod_labels: Some(self.fields.pod_labels.clone()),
+            pod_labels: Some(self.fields.pod_labels.clone().unwrap_or_default()),
             replicas_desired: self.fields.replicas,
             disabled: self.fields.disabled.unwrap_or(false),
-            allocation_strategy: self.strategy.as_str().to_owned(),
+            allocation_strategy: self.strategy.unwrap_or(RcStrategy::Static).as_str().to_owned(),
             other: serde_json::Map::new(),
         }
     }
@@ -163,8 +165,13 @@ impl WantedRc {
             RcSpec::check(id, &record)
                 .and_then(|spec| spec.with_labels(Some(&described.fields.labels)))
                 .with_context(|| described.at.clone())?;
+            // An entry without an id is about the only controller with its pod.
+            let is_by_pod = |other: &WantedRc| {
+                described.fields.id.is_none() || other.described.fields.id.is_none()
+            };
             let has_twin = |other: &WantedRc| {
-                other.id == id || !other.exists && other.pod_id() == described.manifest.id()
+                let is_of_pod = !other.exists && other.pod_id() == described.manifest.id();
+                other.id == id || is_of_pod && is_by_pod(other)
             };
             if wanted.iter().any(has_twin) {
                 let pod = described.manifest.id();
@@ -184,6 +191,10 @@ impl WantedObject for WantedRc {
             (true, true) => ApplyAction::Unchanged,
             (true, false) => ApplyAction::Changed,
         }
+    }
+
+    fn bytes(&self) -> usize {
+        self.described.record(self.id).encode().len()
     }
 
     /// Pods get a changed manifest in order.

@@ -10,6 +10,7 @@ use crate::cluster::pods::PodLabels;
 use rcfarm_api::ids::{PodRef, RcId, SessionId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::node::Health;
+use rcfarm_store::StoreError;
 use rcfarm_store::cache::read_once;
 
 /// Owner of a controller whose lock is held by no farm of ours.
@@ -18,7 +19,7 @@ pub(in crate::cli) const OTHER_FARM: &str = "(p2?)";
 /// Controllers whose ownership lock is held by another session than those of our live farms.
 pub(in crate::cli) async fn owned_elsewhere(
     context: &CommandContext,
-) -> anyhow::Result<BTreeSet<RcId>> {
+) -> Result<BTreeSet<RcId>, StoreError> {
     let ours: BTreeSet<SessionId> =
         farm::live(context).await?.into_iter().map(|farm| farm.presence.session).collect();
     let locks = context.list(&key::rc_locks()).await?;
@@ -40,7 +41,7 @@ pub(in crate::cli) struct CountedPods {
 pub(in crate::cli) async fn count_pods(
     context: &CommandContext,
     ids: &BTreeSet<RcId>,
-) -> anyhow::Result<BTreeMap<RcId, CountedPods>> {
+) -> Result<BTreeMap<RcId, CountedPods>, StoreError> {
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }

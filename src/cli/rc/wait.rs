@@ -1,6 +1,6 @@
 //! Waits until the owner farm has scheduled the pods of a record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -12,12 +12,12 @@ use crate::cli::output::Progress;
 use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key::LabelKind;
-use rcfarm_api::node::status::{NodePodPhase, PodStatus};
-use rcfarm_api::rc::spec::RcRecord;
+use rcfarm_api::node::status::{ExitReason, NodePodPhase, PodStatus};
+use rcfarm_api::rc::spec::{RcRecord, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Replicas};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Query};
+use rcfarm_store::{Entry, Index, Key, Query, StoreError};
 
 /// Longest wait of one blocking query.
 const ONE_WAIT: Duration = Duration::from_secs(20);
@@ -44,61 +44,110 @@ const STARTED_EVERY: Duration = Duration::from_millis(300);
 /// # Errors
 /// A pod cannot start.
 async fn started(context: &CommandContext, id: RcId, give_up: Instant) -> anyhow::Result<()> {
-    let trees = [key::labels(LabelKind::Pod), key::nodes()];
+    let mut waiting = None;
     loop {
         // Pods may move meanwhile.
-        let seen = ClusterSnapshot::read_once(context.store.as_ref(), trees.clone()).await?;
-        let places = seen.pods.of_rc(id).map(|(place, _)| place);
-        let has_agent = |place: &&PodRef| seen.records.has_live_agent(&place.node);
-        let places: Vec<PodRef> = places.filter(has_agent).cloned().collect();
-        let waiting = unstarted(context, &places).await?;
-        let Some((place, why)) = waiting else { return Ok(()) };
+        let read = context.persist(async || StartedPods::read(context, id).await);
+        if let Ok(read) = timeout_at(give_up, read).await {
+            waiting = read?.unstarted()?;
+            if waiting.is_none() {
+                return Ok(());
+            }
+        }
         if monotonic() + STARTED_EVERY > give_up {
+            let which = waiting.map(|(place, why)| {
+                format!("{} on {} has not started{why}", place.pod, place.node)
+            });
+            let which =
+                which.unwrap_or_else(|| "it is not known which pods have started".to_owned());
             return Err(failure(
-                format!("gave up waiting: {} on {} has not started{why}", place.pod, place.node),
-                format!("the change itself is made; see the pod: rcfarm pod get {}", place.pod),
+                format!("gave up waiting: {which}"),
+                format!("the change itself is made; see its pods: rcfarm rc explain {id}"),
             ));
         }
         tokio::time::sleep(STARTED_EVERY).await;
     }
 }
 
-/// A pod that has not started yet, and what its node says.
-async fn unstarted(
-    context: &CommandContext,
-    places: &[PodRef],
-) -> anyhow::Result<Option<(PodRef, String)>> {
-    let status_key = |place: &PodRef| key::pod_status(&place.pod, &place.node);
-    let intent_key = |place: &PodRef| key::intent(&place.node, &place.pod);
-    let statuses = context.get_many(places.iter().map(status_key)).await?;
-    let intents = context.get_many(places.iter().map(intent_key)).await?;
-    let mut waiting = None;
-    for place in places {
-        let status = statuses.get(status_key(place).as_str());
-        let status = status.and_then(|entry| PodStatus::decode(&entry.value).ok());
-        let intent = intents.get(intent_key(place).as_str()).map(|entry| entry.modify_index);
-        // Older agents do not say which intent a status is about.
-        let is_about = |status: &PodStatus| {
-            status.intent_index.is_none_or(|about| Some(about.modify_index) == intent)
-        };
-        let Some(status) = status.filter(is_about) else {
-            waiting.get_or_insert_with(|| (place.clone(), String::new()));
-            continue;
-        };
-        let PodStatus { status: launched, phase, message, cannot_start, .. } = status;
-        if phase == NodePodPhase::Unfit || cannot_start.is_some() {
-            let why = cannot_start.unwrap_or(message);
-            return Err(failure(
-                format!("pod {} cannot start on {}: {why}", place.pod, place.node),
-                format!("correct the manifest: rcfarm rc update {} -f FILE", place.pod),
-            ));
-        }
-        if launched != "launched" {
-            let why = if message.is_empty() { message } else { format!(": {message}") };
-            waiting.get_or_insert_with(|| (place.clone(), why));
-        }
+/// The pods of a controller on nodes with an agent of ours.
+struct StartedPods {
+    places: Vec<PodRef>,
+    statuses: BTreeMap<String, Entry>,
+    intents: BTreeMap<String, Entry>,
+    /// Whether the farm moves a pod that its node cannot start.
+    is_dynamic: bool,
+}
+
+fn status_key(place: &PodRef) -> Key {
+    key::pod_status(&place.pod, &place.node)
+}
+
+fn intent_key(place: &PodRef) -> Key {
+    key::intent(&place.node, &place.pod)
+}
+
+impl StartedPods {
+    async fn read(context: &CommandContext, id: RcId) -> Result<StartedPods, StoreError> {
+        let trees = [key::labels(LabelKind::Pod), key::nodes()];
+        let seen = ClusterSnapshot::read_once(context.store.as_ref(), trees).await?;
+        let places = seen.pods.of_rc(id).map(|(place, _)| place);
+        let has_agent = |place: &&PodRef| seen.records.has_live_agent(&place.node);
+        let places: Vec<PodRef> = places.filter(has_agent).cloned().collect();
+        let record = context.get(&key::rc(id)).await?;
+        let record = record.and_then(|entry| RcRecord::decode(&entry.value).ok());
+        let is_dynamic =
+            record.is_some_and(|one| one.allocation_strategy == RcStrategy::Dynamic.as_str());
+        let statuses = context.get_many(places.iter().map(status_key)).await?;
+        let intents = context.get_many(places.iter().map(intent_key)).await?;
+        Ok(StartedPods { places, statuses, intents, is_dynamic })
     }
-    Ok(waiting)
+
+    /// What the node of a pod says of its present intent.
+    fn status(&self, place: &PodRef) -> Option<PodStatus> {
+        let intent = self.intents.get(intent_key(place).as_str()).map(|entry| entry.modify_index);
+        let entry = self.statuses.get(status_key(place).as_str())?;
+        let status = PodStatus::decode(&entry.value).ok()?;
+        // Older agents do not say which intent a status is about.
+        let about = status.intent_index.as_ref().map(|about| about.modify_index);
+        (about.is_none() || about == intent).then_some(status)
+    }
+
+    /// A pod that has not started yet, and what its node says.
+    ///
+    /// # Errors
+    /// A pod cannot start, and will not be moved to another node.
+    fn unstarted(&self) -> anyhow::Result<Option<(PodRef, String)>> {
+        let mut waiting = None;
+        for place in &self.places {
+            let Some(status) = self.status(place) else {
+                waiting.get_or_insert_with(|| (place.clone(), String::new()));
+                continue;
+            };
+            let PodStatus { status: launched, phase, message, cannot_start, processes, .. } =
+                status;
+            let mut exits = processes.iter().filter_map(|process| process.last_exit.as_ref());
+            let is_of_the_program = exits.any(|exit| exit.reason == Some(ExitReason::StartError));
+            let is_lost = cannot_start.is_some() && (is_of_the_program || !self.is_dynamic);
+            let hint = if phase == NodePodPhase::Unfit || is_lost && is_of_the_program {
+                Some(format!("correct the manifest: rcfarm rc update {} -f FILE", place.pod))
+            } else {
+                let see = || {
+                    format!("see to the node: rcfarm pod get {} --node {}", place.pod, place.node)
+                };
+                is_lost.then(see)
+            };
+            let why = cannot_start.unwrap_or(message);
+            if let Some(hint) = hint {
+                let what = format!("pod {} cannot start on {}: {why}", place.pod, place.node);
+                return Err(failure(what, hint));
+            }
+            if launched != "launched" {
+                let why = if why.is_empty() { why } else { format!(": {why}") };
+                waiting.get_or_insert_with(|| (place.clone(), why));
+            }
+        }
+        Ok(waiting)
+    }
 }
 
 /// Waits until all pods have the manifest of the record at `index` and are healthy.
@@ -152,27 +201,52 @@ async fn until(
                 }
             }
             None if is_first => {} // the record was written just now
-            None if context.get(&key::rc(id)).await?.is_none() => {
-                return Err(failure(
-                    format!("{id} was deleted"),
-                    "see which there are: rcfarm rc list",
-                ));
-            }
-            // A farm of p2 writes no status.
-            None if owned_elsewhere(context).await?.contains(&id) => {
-                let counted = count_pods(context, &BTreeSet::from([id])).await?;
-                let current = counted.get(&id).copied().unwrap_or_default().current;
-                let record = context.get(&key::rc(id)).await?;
-                let record = record.and_then(|entry| RcRecord::decode(&entry.value).ok());
-                let desired = record.map_or(0, |record| record.replicas_desired);
-                said = format!("{current} of {desired} pods scheduled, by another program's farm");
-                progress.say(&said);
-                if i64::from(current) == desired {
-                    return Ok(());
+            None => {
+                let read = context.persist(async || Unseen::read(context, id).await);
+                let Ok(unseen) = timeout_at(give_up, read).await else { continue };
+                match unseen? {
+                    Unseen::Deleted => {
+                        let hint = "see which there are: rcfarm rc list";
+                        return Err(failure(format!("{id} was deleted"), hint));
+                    }
+                    Unseen::Elsewhere { current, desired } => {
+                        said = format!(
+                            "{current} of {desired} pods scheduled, by another program's farm"
+                        );
+                        progress.say(&said);
+                        if current == desired {
+                            return Ok(());
+                        }
+                    }
+                    Unseen::Waiting => progress.say(&said),
                 }
             }
-            None => progress.say(&said),
         }
+    }
+}
+
+/// A record without a status for its present index.
+enum Unseen {
+    Deleted,
+    /// A farm of p2 owns it, which writes no status.
+    Elsewhere {
+        current: i64,
+        desired: i64,
+    },
+    Waiting,
+}
+
+impl Unseen {
+    async fn read(context: &CommandContext, id: RcId) -> Result<Unseen, StoreError> {
+        let Some(entry) = context.get(&key::rc(id)).await? else { return Ok(Unseen::Deleted) };
+        if !owned_elsewhere(context).await?.contains(&id) {
+            return Ok(Unseen::Waiting);
+        }
+        let counted = count_pods(context, &BTreeSet::from([id])).await?;
+        let current = counted.get(&id).copied().unwrap_or_default().current.into();
+        let record = RcRecord::decode(&entry.value).ok();
+        let desired = record.map_or(0, |record| record.replicas_desired);
+        Ok(Unseen::Elsewhere { current, desired })
     }
 }
 
@@ -207,4 +281,54 @@ fn summary(status: &RcStatus) -> String {
         text.push_str(&format!("; {}", condition.message));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcfarm_api::Timestamp;
+    use rcfarm_api::node::status::{LastExit, ProcessStatus};
+
+    fn unstarted(is_dynamic: bool, status: &PodStatus) -> Result<bool, String> {
+        let place = PodRef { node: "n1".parse().unwrap(), pod: "web".parse().unwrap() };
+        let key = status_key(&place).to_string();
+        let entry = Entry {
+            key: key.clone(),
+            value: status.encode(),
+            flags: 0,
+            session: None,
+            lock_index: 0,
+            create_index: Index::ZERO,
+            modify_index: Index::ZERO,
+        };
+        let statuses = BTreeMap::from([(key, entry)]);
+        let pods =
+            StartedPods { places: vec![place], statuses, intents: BTreeMap::new(), is_dynamic };
+        pods.unstarted().map(|waiting| waiting.is_some()).map_err(|error| format!("{error:#?}"))
+    }
+
+    #[test]
+    fn only_a_pod_that_stays_where_it_cannot_start_ends_the_wait() {
+        let cannot_start = Some("main: no space left on device".to_owned());
+        let of_the_node =
+            PodStatus { phase: NodePodPhase::Backoff, cannot_start, ..PodStatus::default() };
+        assert_eq!(unstarted(true, &of_the_node), Ok(true), "the farm moves it");
+        let error = unstarted(false, &of_the_node).unwrap_err();
+        assert!(error.contains("no space left") && error.contains("see to the node"), "{error}");
+        let exit = LastExit {
+            time: Timestamp::default(),
+            exit_code: 128,
+            exit_status: 0,
+            reason: Some(ExitReason::StartError),
+        };
+        let process = ProcessStatus { last_exit: Some(exit), ..ProcessStatus::default() };
+        let of_the_program = PodStatus { processes: vec![process], ..of_the_node };
+        let unfit = PodStatus { phase: NodePodPhase::Unfit, ..PodStatus::default() };
+        for status in [of_the_program, unfit] {
+            let error = unstarted(true, &status).unwrap_err();
+            assert!(error.contains("correct the manifest"), "{error}");
+        }
+        let running = PodStatus { status: "launched".to_owned(), ..PodStatus::default() };
+        assert_eq!(unstarted(false, &running), Ok(false));
+    }
 }

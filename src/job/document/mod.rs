@@ -176,6 +176,17 @@ pub fn from_yaml(text: &str) -> Result<Value, String> {
     serde_saphyr::from_str::<Value>(text).map_err(|error| error.without_snippet().to_string())
 }
 
+/// Parses the documents of a YAML stream, or a JSON document. Empty ones are left out.
+///
+/// # Errors
+/// The parser's message, with line and column.
+pub fn all_from_yaml(text: &str) -> Result<Vec<Value>, String> {
+    let all = serde_saphyr::from_multiple::<Value>(text);
+    let mut all = all.map_err(|error| error.without_snippet().to_string())?;
+    all.retain(|document| !document.is_null());
+    Ok(all)
+}
+
 fn metadata(
     id: &Namespaced,
     framework: Framework,

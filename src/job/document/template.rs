@@ -296,9 +296,12 @@ fn mounts(fields: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     for (path, value) in fields.list("volumeMounts", issues) {
         let mut mount = FieldReader::of(path, value, issues);
         mount.take("name");
-        mount.take("readOnly");
-        mount.take("mountPropagation");
-        mount.take("recursiveReadOnly");
+        for name in ["readOnly", "recursiveReadOnly", "mountPropagation"] {
+            if mount.take(name).is_some() {
+                let why = "nothing is mounted: the program may write what its user may write";
+                issues.warning(mount.at(name), why);
+            }
+        }
         if mount.text("mountPath", issues).is_some() {
             let why = "nothing is mounted: the program sees the node's own files at that path";
             issues.warning(mount.at("mountPath"), why);

@@ -613,3 +613,12 @@ fn no_text_makes_the_reader_panic() {
     assert!(from_yaml("a: [").is_err());
     assert!(decode(&id(), b"{").unwrap_err()[0].problem.contains("no JSON"));
 }
+
+#[test]
+fn documents_of_a_stream_may_begin_on_the_line_of_their_marker() {
+    let text = "# a\n---\na: 1\n---\n\n# nothing\n--- # b\nb: |\n  ---x\n--- {c: 3}\n---\t\nd: 4\n...\n%YAML 1.2\n---\ne: 5\n";
+    let expected = json!([{"a": 1}, {"b": "---x\n"}, {"c": 3}, {"d": 4}, {"e": 5}]);
+    assert_eq!(json!(all_from_yaml(text).unwrap()), expected);
+    let error = all_from_yaml("a: 1\n---\nb: [\n").unwrap_err();
+    assert!(error.contains("line"), "{error}");
+}

@@ -1,8 +1,14 @@
 //! `rcfarm apply -f` and `plan -f` with objects of every kind.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use crate::harness::HttpCluster;
+use rcfarm_emulator::serve::{CONSULS_CONNECTIONS, serve};
+use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Faults, KvOp, Request};
+use rcfarm_store::StoreError;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::harness::{HttpCluster, program};
 
 const RCS: &str = "\
 replication_controllers:
@@ -116,8 +122,73 @@ async fn files_of_all_kinds_are_applied_in_order_of_dependency() {
 }
 
 #[tokio::test]
+async fn fields_that_a_file_leaves_out_stay_as_commands_made_them() {
+    let cluster = HttpCluster::new().await;
+    let labelled = RCS.replace("replicas: 2", "replicas: 2\n    pod_labels: {tier: front}");
+    write(&cluster, "rcs.yaml", &labelled);
+    cluster.run(&["apply", "-f", "rcs.yaml"]).await.ok();
+    cluster.run(&["rc", "update", "web", "--strategy", "dynamic"]).await.ok();
+    write(&cluster, "rcs.yaml", RCS);
+    let plan = cluster.run(&["plan", "-f", "rcs.yaml"]).await;
+    assert_eq!((plan.code, plan.stdout.contains("nothing to do")), (0, true), "{plan:?}");
+    // What the file names is as the file says.
+    let named = RCS.replace("replicas: 2", "replicas: 2\n    strategy: static\n    pod_labels: {}");
+    write(&cluster, "rcs.yaml", &named);
+    let plan = cluster.run(&["plan", "-f", "rcs.yaml"]).await;
+    for field in ["~ allocation_strategy", "~ pod_labels"] {
+        assert!(plan.stdout.contains(field), "{plan:?}");
+    }
+}
+
+#[tokio::test]
+async fn controllers_of_one_pod_are_made_by_their_ids() {
+    let cluster = HttpCluster::new().await;
+    let ids = ["11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"];
+    let entry = |id: &str| RCS.replace("  - manifest", &format!("  - id: {id}\n    manifest"));
+    let both = format!("{}---\n{}", entry(ids[0]), entry(ids[1]));
+    write(&cluster, "rcs.yaml", &both);
+    assert_eq!(changes(&cluster, &["apply", "-f", "rcs.yaml"]).await, ["web Created"; 2]);
+    assert_eq!(changes(&cluster, &["apply", "-f", "rcs.yaml"]).await, ["web Unchanged"; 2]);
+    // Which of them is an entry without an id about?
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "rcs.yaml", &format!("{}---\n{RCS}", entry(ids[0])));
+    let refused = cluster.run(&["apply", "-f", "rcs.yaml"]).await.failed();
+    assert!(refused.contains("twice"), "{refused}");
+}
+
+/// Refuses transactions with records of jobs.
+struct NoJobs;
+
+impl Faults for NoJobs {
+    fn fate(&self, request: &Request<'_>) -> Fate {
+        let is_job = |op: &KvOp| op.key.starts_with("rcfarm/jobs/");
+        match request {
+            Request::Txn(ops) if ops.iter().any(is_job) => {
+                let detail = "by the test".to_owned();
+                Fate::of(FaultOutcome::Fail(StoreError::TooLarge { detail }))
+            }
+            _ => Fate::DELIVER,
+        }
+    }
+}
+
+#[tokio::test]
+async fn apply_that_fails_says_what_it_has_done_and_which_object_failed() {
+    let store = Emulator::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let program = program(&listener.local_addr().unwrap().to_string(), dir.path());
+    tokio::spawn(serve(listener, store.with_faults(Arc::new(NoJobs)), CONSULS_CONNECTIONS));
+    std::fs::write(dir.path().join("all.yaml"), format!("{QUEUES}---\n{JOB}")).unwrap();
+    let ran = program.run(&["apply", "-f", "all.yaml"]).await;
+    assert_eq!(ran.stdout, "queue research: created\nqueue below: created\n", "{ran:?}");
+    assert!(ran.code == 1 && ran.stderr.contains("default/train: request too large"), "{ran:?}");
+}
+
+#[tokio::test]
 async fn one_wrong_object_keeps_all_of_them_from_being_applied() {
     let cluster = HttpCluster::new().await;
+    let large = format!("{{name: train, annotations: {{note: {}}}}}", "x".repeat(700_000));
     for (name, text, words) in [
         ("queue", QUEUES.replace("weight: 2", "weight: 0"), "spec.weight"),
         ("ring", QUEUES.replace("{weight: 2,", "{parent: below,"), "spec.parent"),
@@ -127,6 +198,7 @@ async fn one_wrong_object_keeps_all_of_them_from_being_applied() {
         ("label", RCS.replace("'1'", "'x'"), "min_health"),
         ("typo", RCS.replace("command:", "comand:"), "comand"),
         ("twice", format!("{RCS}---\n{RCS}"), "twice"),
+        ("large", JOB.replace("{name: train}", &large), "default/train: it has 7"),
     ] {
         write(&cluster, "wrong.yaml", &format!("{QUEUES}---\n{text}"));
         if name == "queue" || name == "ring" {

@@ -76,11 +76,11 @@ impl Dev {
         let dir = tempfile::tempdir().unwrap();
         let ports = free_ports();
         let web = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/web.yaml");
-        let web = web.to_str().unwrap();
         let (first, data) = (ports[0].to_string(), dir.path().join("nodes"));
-        let arguments = ["dev", "--apply", web, "--first-port", &first, "--data-dir"];
+        // Standard input can be read once.
+        let arguments = ["dev", "--apply", "-", "--first-port", &first, "--data-dir"];
         let mut command = program("127.0.0.1:0", dir.path()).command(&arguments);
-        command.arg(data);
+        command.arg(data).stdin(std::fs::File::open(web).unwrap());
         Dev { process: DevProcess::start(command.into()).await, ports, dir }
     }
 

@@ -16,7 +16,7 @@ use rcfarm_node::agent::serve::{LogAccess, LogServer};
 use rcfarm_node::http::{self, HttpListener};
 use rcfarm_store::StoreError;
 use rcfarm_testing::program::{Program, Ran};
-use rcfarm_testing::wait::{eventually, in_time};
+use rcfarm_testing::wait::{eventually, in_time, until};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
@@ -287,6 +287,21 @@ async fn follow_names_logs_that_were_not_read_and_fails_if_that_is_all() {
         assert!(read.stderr.contains("a-1") && read.stderr.contains("no log of"), "{read:?}");
     }
     served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delete_gives_up_in_time_when_the_store_fails_meanwhile() {
+    let job = Members::new(1).await;
+    let following = job.spawn(&["job", "delete", "m", "--timeout", "1s"]);
+    let is_marked = async || {
+        let entry = job.cluster.entry(key::job(&id())).await.unwrap();
+        String::from_utf8_lossy(&entry.value).contains("deletionTimestamp")
+    };
+    until("it is marked", is_marked).await;
+    job.reads.to_fail.store(usize::MAX, Ordering::SeqCst);
+    let ended = following.end().await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stderr.contains("gave up waiting after 1s"), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
