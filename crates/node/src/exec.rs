@@ -73,7 +73,8 @@ fn start(launch: &Launch, command: &mut Command) -> Result<Child, StartFailure> 
         let _ = fs::write(home.join("cgroup.procs"), "0");
     }
     started.map_err(|error| {
-        let why = cannot_start(launch, &error);
+        let program = launch.command.first().map_or("", String::as_str);
+        let why = cannot_start(program, launch, &error);
         match is_of_the_program(&error) {
             true => StartFailure::Program(why),
             false => StartFailure::Node(why),
@@ -134,7 +135,8 @@ fn replace(launch: &Launch) -> String {
     match prepared() {
         Ok(mut command) => {
             let error = command.stdout(Stdio::null()).stderr(Stdio::null()).exec();
-            cannot_start(launch, &error)
+            // The caller names it as in the manifest: the values of its variables may be secrets.
+            cannot_start("it", launch, &error)
         }
         Err(failure) => failure.why().to_owned(),
     }
@@ -160,8 +162,7 @@ fn command(launch: &Launch) -> Result<Command, StartFailure> {
     Ok(command)
 }
 
-fn cannot_start(launch: &Launch, error: &io::Error) -> String {
-    let program = launch.command.first().map_or("", String::as_str);
+fn cannot_start(program: &str, launch: &Launch, error: &io::Error) -> String {
     match launch.run_as {
         Some((uid, gid)) => format!(
             "{program} cannot be started as {uid}:{gid} in {}: {error}",

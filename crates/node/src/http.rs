@@ -3,7 +3,9 @@
 //! A client that sends its request slowly would otherwise keep a descriptor of the daemon, and a few hundred of them all.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,11 +15,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use hyper1::server::conn::http1;
 use rustix::net::sockopt;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -71,14 +73,72 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered questions after which the connection ends.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Makes the kernel end a connection a minute after its client has vanished. Who follows a quiet log sends and gets
-/// nothing, and would otherwise hold its connection without end.
+/// Time for which a client may take nothing of what is sent to it. Whoever pages through a log takes nothing for a while.
+const STALLED: Duration = Duration::from_secs(300);
+
+/// Makes the kernel end a connection whose client has vanished: after a minute if nothing is sent, as to one that follows
+/// a quiet log, else after [`STALLED`]. It would hold its connection without end, or for a quarter of an hour.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    let stalled = u32::try_from(STALLED.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, stalled)?;
     Ok(())
+}
+
+/// A connection whose writes fail when the client takes nothing for [`STALLED`].
+struct Progressing {
+    stream: Box<dyn Connection>,
+    /// When the write that waits fails.
+    limit: Option<Pin<Box<Sleep>>>,
+}
+
+impl Progressing {
+    fn limited<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if done.is_ready() {
+            self.limit = None;
+            return done;
+        }
+        let limit = self.limit.get_or_insert_with(|| Box::pin(sleep(STALLED)));
+        limit.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Progressing {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Progressing {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.limited(cx, done)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let done = Pin::new(&mut self.stream).poll_flush(cx);
+        self.limited(cx, done)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let done = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.limited(cx, done)
+    }
 }
 
 /// Serves until `shutdown`, which also closes the connections.
@@ -119,7 +179,8 @@ pub async fn serve(
 async fn connection(stream: Box<dyn Connection>, app: Router, limits: HttpLimits) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head).keep_alive(false);
-    let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    let stream = TokioIo::new(Progressing { stream, limit: None });
+    let served = http.serve_connection(stream, TowerToHyperService::new(app));
     if let Err(error) = served.await {
         debug!(%error, "connection ended");
     }
@@ -181,6 +242,28 @@ mod tests {
         let probes = sockopt::tcp_keepcnt(&stream).unwrap();
         let noticed = idle + sockopt::tcp_keepintvl(&stream).unwrap() * probes;
         assert_eq!(noticed, Duration::from_secs(60));
+        // Probes are not sent while output waits for its receipt.
+        let stalled = sockopt::tcp_user_timeout(&stream).unwrap();
+        assert_eq!(u128::from(stalled), STALLED.as_millis());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_that_takes_nothing_loses_its_connection() {
+        let (mut client, server) = tokio::io::duplex(1_024);
+        let app = Router::new().route("/", on_get(|| async { vec![b'x'; 100_000] }));
+        let served = connection(Box::new(server), app, HttpLimits::default());
+        let asked = async {
+            client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+            let mut head = [0; 12];
+            client.read_exact(&mut head).await.unwrap();
+            assert_eq!(&head, b"HTTP/1.1 200");
+            // It is there, and takes no more.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = served => {}
+            () = asked => {}
+        }
     }
 
     #[tokio::test]

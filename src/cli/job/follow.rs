@@ -21,7 +21,7 @@ use rcfarm_store::{Index, Query, StoreError};
 /// Longest wait for a change of the job's status. The pods are then listed again in any case.
 const ONE_WAIT: Duration = Duration::from_secs(60);
 /// Pause before the status is waited for again: several changes cost one list of the pods.
-const LOOK_PAUSE: Duration = Duration::from_millis(200);
+const LIST_PAUSE: Duration = Duration::from_millis(200);
 /// Once the job has ended, pods that are left are followed until they print nothing for this long.
 const QUIET: Duration = Duration::from_millis(1_500);
 /// Number of logs named in the note about those that were not read.
@@ -48,7 +48,7 @@ pub(super) async fn follow(
     let mut nothing_read = None;
     let last_output = Cell::new(monotonic());
     let mut open = FuturesUnordered::new();
-    let mut looking = Box::pin(look(context, args, Index::ZERO));
+    let mut listing = Box::pin(list(context, args, Index::ZERO));
     loop {
         match &mut progress {
             Some(progress) if readings.logs().next().is_none() => progress.say(&state(&found)),
@@ -77,21 +77,21 @@ pub(super) async fn follow(
                     print(&prefix(&found, &readings, &log, args), &mut line)?;
                 }
             }
-            looked = &mut looking => {
-                let looked = looked?;
-                looking.set(look(context, args, looked.index));
-                let Some(again) = looked.found.filter(|again| again.uid() == uid) else {
+            listed = &mut listing => {
+                let listed = listed?;
+                listing.set(list(context, args, listed.index));
+                let Some(again) = listed.found.filter(|again| again.uid() == uid) else {
                     return Ok(Followed { status: None, nothing_read: None });
                 };
                 found = again;
-                readings.update(&member_logs(&found, &looked.pods, args));
+                readings.update(&member_logs(&found, &listed.pods, args));
                 if !has_ended {
                     last_output.set(monotonic());
                 }
                 let phase = found.status.as_ref().map(|status| status.state.phase);
                 (is_seen, has_ended) = (true, phase.is_some_and(|phase| phase.is_final()));
             }
-            () = tokio::time::sleep(LOOK_PAUSE) => {}
+            () = tokio::time::sleep(LIST_PAUSE) => {}
         }
     }
     note_unread(context, &readings);
@@ -137,8 +137,7 @@ fn note_unread(context: &CommandContext, readings: &Readings) {
     }
 }
 
-/// A job and its pods.
-struct Looked {
+struct JobListing {
     /// `None`: there is none of this name.
     found: Option<FoundJob>,
     pods: Vec<FoundPod>,
@@ -147,15 +146,15 @@ struct Looked {
 }
 
 /// Reads a job and its pods once its status is newer than `after`, or after [`ONE_WAIT`].
-async fn look(
+async fn list(
     context: &CommandContext,
     args: &JobLogsArgs,
     after: Index,
-) -> Result<Looked, StoreError> {
+) -> Result<JobListing, StoreError> {
     let is_first = after == Index::ZERO;
     let query = if is_first { Query::PLAIN } else { Query::after(after, ONE_WAIT) };
     if !is_first {
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(LIST_PAUSE).await;
     }
     let status_key = key::job_status(&args.job);
     let read = async || {
@@ -164,7 +163,7 @@ async fn look(
         let pods = if found.is_some() { pods(context, &args.job).await? } else { Vec::new() };
         // An index that decreases is that of a restored snapshot.
         let index = if answer.index < after { Index::ZERO } else { answer.index };
-        Ok(Looked { found, pods, index })
+        Ok(JobListing { found, pods, index })
     };
     context.persist(read).await
 }

@@ -24,6 +24,18 @@ async fn a_check_turns_a_running_pod_passing_and_critical() {
     host.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn message_of_a_check_that_cannot_be_started_has_no_value_of_a_variable() {
+    let mut host = Host::new();
+    host.start();
+    let check = "    health: {exec: ['${POD_HOME}/absent'], interval: 100ms, critical_after: 1}\n";
+    host.intend_script("web", "exec sleep 600", check).await;
+    let status = host.until("web", |status| status.health == Health::Critical).await;
+    let message = &status.message;
+    assert!(message.contains("${POD_HOME}/absent: it cannot be started: No such"), "{message}");
+    host.end().await;
+}
+
 /// A check that fails always, ten times a second.
 const FAILING: &str =
     "health: {exec: [sh, -c, exit 2], interval: 100ms, critical_after: 1, restart_after: 2}";

@@ -29,10 +29,10 @@ const SHORTEST_QUOTA: u64 = 1_000;
 /// Period of the quota of `cpu.max`, in microseconds.
 const PERIOD: u64 = 100_000;
 
-/// The cgroup of a pod.
+/// The limits of a pod, as far as they are enforced.
 #[derive(Debug, Default)]
 pub struct LimitedGroup {
-    /// `None`: nothing is enforced.
+    /// The pod's cgroup. `None`: nothing is enforced.
     pub group: Option<PathBuf>,
     /// Which limits are not enforced and why, for the notes of the pod's status.
     pub notes: Vec<String>,
@@ -206,6 +206,9 @@ mod tests {
             assert_eq!(read("memory.max").trim(), (64 << 20).to_string());
         }
         remove(&n1, &pod);
-        assert!(made.group.is_none_or(|group| !group.exists()));
+        assert!(made.group.as_ref().is_none_or(|group| !group.exists()));
+        // The agent leaves the node's own cgroup for its next pods.
+        let of_node = made.group.as_deref().and_then(Path::parent);
+        assert!(of_node.is_none_or(|group| fs::remove_dir(group).is_ok()));
     }
 }

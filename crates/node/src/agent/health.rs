@@ -195,7 +195,7 @@ async fn exec(
             };
             (health, format!("{name}: {status}"))
         }
-        Err(error) => (Health::Critical, error.to_string()),
+        Err(error) => (Health::Critical, format!("{name}: {error}")),
     }
 }
 

@@ -95,12 +95,12 @@ impl IntentWatch {
                 () = again.notified() => (now, lister.list(Query::CONSISTENT).await, None),
                 (next, answered) = &mut waiting.next => (waiting.since, next, Some(answered)),
             };
-            let is_waiting = answered.is_none();
+            let is_read_beside = answered.is_none();
             let mut next_watch = answered.unwrap_or_else(watch);
             let mut is_empty = false;
             let read = match next {
                 // The list that was read beside it is newer, or a snapshot was restored.
-                Ok(answer) if !is_waiting && answer.index < state.newest => {
+                Ok(answer) if !is_read_beside && answer.index < state.newest => {
                     state.newest = Index::ZERO;
                     next_watch.reset();
                     waiting = WaitingWatch::new(next_watch);
@@ -109,14 +109,14 @@ impl IntentWatch {
                 Ok(answer) => {
                     state.newest = answer.index;
                     is_empty = answer.value.is_empty();
-                    if is_empty && !is_waiting {
+                    if is_empty && !is_read_beside {
                         state.empty_reads.consume(EMPTY_EVERY, EMPTY_EVERY * 2, waiting.since);
                     }
                     self.build(&state.last, answer.value, answer.filtered).await
                 }
                 Err(error) => Err(error),
             };
-            let (is_whole, pause) = match read {
+            let (is_next_complete, pause) = match read {
                 Ok(intents) => {
                     let is_guarded = !intents.guarded.is_empty();
                     if !self.send(&mut state, intents, asked) {
@@ -131,11 +131,11 @@ impl IntentWatch {
                 }
                 Err(error) => (true, self.failed(&mut state, &error)),
             };
-            if is_waiting && !is_whole {
+            if is_read_beside && !is_next_complete {
                 continue;
             }
             sleep(pause).await;
-            if is_whole {
+            if is_next_complete {
                 next_watch.reset();
             }
             waiting = WaitingWatch::new(next_watch);
@@ -168,8 +168,6 @@ impl IntentWatch {
         self.env.ids.jitter(pause, 0.5)
     }
 
-    /// Passes over pods that p2 knows by a UUID: only its preparer runs them.
-    ///
     /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps: if many vanished
     /// at once, those that still have labels. A farm deletes a pod's labels together with its intent.
     async fn build(
@@ -186,6 +184,7 @@ impl IntentWatch {
             else {
                 continue;
             };
+            // p2 knows it by a UUID: only its preparer runs it.
             if is_uuid_pod(&pod, &entry.value) {
                 continue;
             }

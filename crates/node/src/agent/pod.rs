@@ -293,8 +293,8 @@ impl PodTask {
         self.unclear
     }
 
-    /// Adopts the pod as the last agent stored it.
-    pub(super) fn adopt_record(&mut self, reported: Option<IntentIndex>) {
+    /// Sets the intent that the last report of the agent before names.
+    pub(super) fn set_reported(&mut self, reported: Option<IntentIndex>) {
         self.reported = reported;
     }
 

@@ -67,7 +67,7 @@ impl NodePods {
                 continue;
             }
             let reported = stored.reported;
-            self.insert(id.clone(), stored.into(), now).adopt_record(reported);
+            self.insert(id.clone(), stored.into(), now).set_reported(reported);
             let names = self.by_id.get_mut(&id).map(|pod| pod.launchables(&self.data));
             for name in names.unwrap_or_default() {
                 let dir = self.data.launchable(&id, &name);

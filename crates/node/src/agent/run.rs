@@ -85,9 +85,6 @@ impl Agent {
     async fn run_inner(self, shutdown: CancellationToken) -> Result<(), AgentError> {
         let mut data = DataDir::open(&self.settings.data_dir).map_err(AgentError::DataDir)?;
         data.retention = self.settings.ended_logs;
-        if let Err(error) = data.expire_logs() {
-            warn!(%error, "old logs of pods that are gone cannot be deleted");
-        }
         let data = Arc::new(data);
         let (events, events_in) = unbounded_channel();
         let Agent { settings, env, driver, metrics } = self;

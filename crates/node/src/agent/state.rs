@@ -79,6 +79,8 @@ pub struct DataDir {
     pub(super) retention: LogRetention,
     memory: Mutex<()>,
     is_emptying_trash: AtomicBool,
+    /// When logs were expired last, in milliseconds since boot; 0: never.
+    pub(super) expired_at: AtomicU64,
     _lock: File,
 }
 
@@ -97,8 +99,8 @@ impl DataDir {
             format!("another agent runs with the data directory {}", root.display())
         })?;
         let root = fs::canonicalize(root).map_err(say)?;
-        let (retention, memory, is_emptying_trash) = Default::default();
-        Ok(DataDir { root, retention, memory, is_emptying_trash, _lock: lock })
+        let (retention, memory, is_emptying_trash, expired_at) = Default::default();
+        Ok(DataDir { root, retention, memory, is_emptying_trash, expired_at, _lock: lock })
     }
 
     /// The directory itself.
@@ -234,7 +236,7 @@ impl DataDir {
     /// What the file system says of either of its directories; the other one is gone.
     pub fn forget(&self, pod: &PodId) -> io::Result<()> {
         if let Err(error) = self.keep_logs(pod) {
-            warn!(%pod, %error, "its logs are not kept, or older ones are not deleted");
+            warn!(%pod, %error, "its logs are not kept");
         }
         let [work, own] = [self.work(pod), self.pod(pod)].map(|dir| self.discard(&dir));
         work.and(own)
@@ -254,7 +256,8 @@ impl DataDir {
         loop {
             let next = NEXT.fetch_add(1, Ordering::Relaxed);
             match fs::rename(dir, self.trash().join(format!("{}-{next}", std::process::id()))) {
-                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                // The name is taken. XFS and others say so in another way than ext4.
+                Err(error) if is_taken(&error) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 // It is on another file system.
                 Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
@@ -265,9 +268,11 @@ impl DataDir {
         }
     }
 
-    /// Deletes what is in the trash, in a thread of its own. What cannot be deleted stays for the next time.
+    /// Deletes what is in the trash, and from time to time old logs, in a thread of its own. What cannot be deleted stays
+    /// for the next time.
     pub fn empty_trash(self: &Arc<Self>) {
-        if !self.trash().exists() || self.is_emptying_trash.swap(true, Ordering::SeqCst) {
+        let is_needed = self.trash().exists() || self.is_expiry_due();
+        if !is_needed || self.is_emptying_trash.swap(true, Ordering::SeqCst) {
             return;
         }
         let data = Arc::clone(self);
@@ -277,6 +282,9 @@ impl DataDir {
                 if let Err(error) = fs::remove_dir_all(&path) {
                     warn!(path = %path.display(), %error, "files of a forgotten pod cannot be deleted");
                 }
+            }
+            if data.is_expiry_due() {
+                data.expire_logs();
             }
             data.is_emptying_trash.store(false, Ordering::SeqCst);
         });
@@ -315,6 +323,11 @@ impl DataDir {
         };
         entries.filter_map(name).collect()
     }
+}
+
+/// Whether a directory cannot be renamed because there is one at the new path, with files in it.
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists)
 }
 
 fn private() -> fs::OpenOptions {
@@ -389,6 +402,8 @@ pub fn replace_for(path: &Path, contents: &[u8], reader: Option<UserIds>) -> io:
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     fn kept(manifest: &str) -> StoredPod {
@@ -465,5 +480,13 @@ mod tests {
         let file = directory.path().join("file");
         fs::write(&file, b"").unwrap();
         assert!(DataDir::open(&file).unwrap_err().contains("cannot be used"));
+    }
+
+    #[test]
+    fn taken_name_is_known_by_what_each_file_system_says() {
+        for (errno, taken) in [(Errno::NOTEMPTY, true), (Errno::EXIST, true), (Errno::NOSPC, false)]
+        {
+            assert_eq!(is_taken(&errno.into()), taken, "{errno:?}");
+        }
     }
 }

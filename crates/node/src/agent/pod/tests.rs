@@ -163,7 +163,7 @@ fn intent_written_again_is_proved_by_the_report_of_the_one_before() {
     let stored = pod.task.stored();
     let mut next = task(&stored.manifest, &pod.data);
     next.intended.index = stored.intent_index;
-    next.adopt_record(stored.reported);
+    next.set_reported(stored.reported);
     assert_eq!(next.expected(None).intents, [index(7), index(5)]);
     assert!(!next.intended_again(again, None), "nothing is to be stored");
 }
