@@ -87,6 +87,7 @@ occasions! { Services: {
     14 NodeFull = "a node had no room for one more pod with requests", 500;
     28 OwnerEnded = "a farm that owned records ended for good", 300;
     29 PoisonedAtRest = "a record kept failing while everything else was idle", 80;
+    31 ScaledOffNode = "a user relabelled the node of a pod and lowered the count in one breath", 50;
     32 StoppedByAgent = "an agent stopped a process", 40;
     32 KeptLost = "at rest a pod ran that only a restored snapshot lacked", 1;
     35 Adopted = "an agent found processes of the agent before it", 25;

@@ -213,6 +213,7 @@ impl World {
             RcAction::Delete(n) => users.delete_rc(*n),
             RcAction::GivePod(from, to) => users.give_pod(*from, *to),
             RcAction::Deallocate(n) => users.deallocate(*n),
+            RcAction::ScaleOffNode(n, record) => users.scale_off_node(&node(*n), *record),
             RcAction::DropIntent(n) => users.drop_rc_intent(*n),
             RcAction::Squat(n, record) => users.squat(&node(*n), *record),
             RcAction::Unsquat(n, record) => users.unsquat(&node(*n), *record),

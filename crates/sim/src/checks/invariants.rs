@@ -272,9 +272,9 @@ pub const GROUPS: &[Group] = &[
             },
             Invariant {
                 number: 31,
-                statement: "A removal or a move is decided on a view of pods at least as new as the record and on health read at the decision, or the transaction checks what was counted.",
+                statement: "A removal or a move is decided on a view of pods and their nodes at least as new as the record and on health read at the decision, or the transaction checks what was counted.",
                 watched_in: &[],
-                note: "not yet as such: 6, 9, 11 and 13 cover parts",
+                note: "the labels of nodes; 6, 9, 11 and 13 cover other parts",
                 also: "`tests/it/farm/removals.rs`",
             },
             Invariant {

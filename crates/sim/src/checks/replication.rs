@@ -1,4 +1,4 @@
-//! Changes of pods by farms (6 to 14).
+//! Changes of pods by farms (6 to 14, 31).
 
 use std::collections::BTreeSet;
 
@@ -99,6 +99,7 @@ pub fn check(
     if facts.by_hand.get(&rc).is_none_or(|at| *at < model.oldest_view(applied_write.at)) {
         counts(model, spec, &moves, report);
         order(applied_write, model, facts, spec, &moves, report);
+        by_nodes_of_the_record(applied_write, model, facts, spec, &moves, report);
     }
     whole_allocations(model, spec, &moves, report);
     places(applied_write, model, facts, spec, &moves, report);
@@ -332,6 +333,37 @@ fn order(
                 report(11, format!("{id} left {gone} ({of_gone:?}) before {stays} ({of_stays:?})"));
             }
         }
+    }
+}
+
+/// 31: no pod on a fit node is removed while another is on a node whose labels have not matched since before the
+/// record was written.
+fn by_nodes_of_the_record(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    facts: &CheckFacts,
+    spec: &RcSpec,
+    moves: &Moves,
+    report: Report<'_>,
+) {
+    // Views may show what a restored snapshot undid. A healthy pod may be kept because of the minimum.
+    let is_restored = model.was_restored(applied_write.at);
+    if is_restored || !moves.added.is_empty() || spec_minimum(model, spec) > 0 {
+        return;
+    }
+    let is_unfit = |place: &&PodRef| {
+        let labels = model.labels_before_record(spec.id, &place.node);
+        labels.is_some_and(|labels| !spec.node_selector.matches(labels))
+    };
+    let stay = model.places(spec.id);
+    let Some(stays) = stay.iter().find(is_unfit) else { return };
+    let is_fit = |place: &&PodRef| {
+        let worth = worth(applied_write, model, facts, spec, place);
+        matches!(worth, Some(Worth::Ailing | Worth::Well(..)))
+    };
+    if let Some(gone) = moves.removed.iter().find(is_fit) {
+        let (id, gone, stays) = (spec.id, &gone.node, &stays.node);
+        report(31, format!("{id} left {gone}, and not {stays}, which no longer matched"));
     }
 }
 

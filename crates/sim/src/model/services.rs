@@ -22,7 +22,7 @@ use rcfarm_api::node::record::{NodeRecord, NodeState};
 use rcfarm_api::rc::spec::{RC_ID, RcSpec};
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_emulator::{KvChange, Tables};
-use rcfarm_store::{Entry, Index};
+use rcfarm_store::{Entry, Index, Key};
 
 /// Object that a key belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -295,8 +295,22 @@ impl ServiceModel {
     #[must_use]
     pub fn oldest_view(&self, now: Duration) -> Duration {
         let usual = now.saturating_sub(VIEW);
-        let restored = self.restored_at.filter(|at| now < *at + AFTER_RESTORE);
+        let restored = self.restored_at.filter(|_| self.was_restored(now));
         restored.map_or(usual, |at| usual.min(at.saturating_sub(VIEW)))
+    }
+
+    /// Whether views may show what a restored snapshot undid.
+    #[must_use]
+    pub fn was_restored(&self, now: Duration) -> bool {
+        self.restored_at.is_some_and(|at| now < at + AFTER_RESTORE)
+    }
+
+    /// A node's labels, if they are older than the RC's record and can be read.
+    #[must_use]
+    pub fn labels_before_record(&self, rc: RcId, node: &NodeName) -> Option<&Labels> {
+        let index = |key: Key| Some(self.entries.get(key.as_str())?.modify_index);
+        let is_older = index(key::node_labels(node))? < index(key::rc(rc))?;
+        self.node_labels.get(node)?.now()?.as_ref().filter(|_| is_older)
     }
 
     /// Whether some recent view may show the node as fit for an RC's pods.

@@ -88,6 +88,8 @@ pub enum RcAction {
     DropIntent(usize),
     /// A user takes a pod away and lowers the count, in one breath.
     Deallocate(usize),
+    /// A user relabels this node, if the RC has a pod there, and lowers the count, in one breath.
+    ScaleOffNode(usize, usize),
     /// A user puts a pod with the RC's pod id on this node.
     Squat(usize, usize),
     Unsquat(usize, usize),

@@ -15,6 +15,8 @@ use crate::workload::documents::KINDS;
 const HOSTILE: u32 = 120;
 /// Of a thousand worlds with replication controllers, in this many users take pods away by hand.
 const DEALLOCATED: u32 = 250;
+/// Of a thousand worlds with replication controllers, in this many users relabel nodes and lower counts.
+const SCALED_OFF_NODES: u32 = 250;
 /// Jumps of clocks, in seconds, where no timer of a job depends on them.
 const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
 /// Jumps where one does.
@@ -73,6 +75,10 @@ impl Schedule {
         builder.rng = SimRng::new(seed ^ 0x6465_616c_6c6f);
         if mix.services && builder.rng.permille(DEALLOCATED) {
             builder.deallocations();
+        }
+        builder.rng = SimRng::new(seed ^ 0x006f_6666_6e6f_6465);
+        if mix.services && builder.rng.permille(SCALED_OFF_NODES) {
+            builder.scalings_off_nodes();
         }
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();

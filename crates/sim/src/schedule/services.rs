@@ -150,6 +150,15 @@ impl ScheduleBuilder {
         }
     }
 
+    /// Users relabel a node and lower the count of a record with a pod there.
+    pub fn scalings_off_nodes(&mut self) {
+        for _ in 0..2 + self.rng.below(4) {
+            let (at, record) = (self.moment(), self.rng.below(RECORDS));
+            let node = self.rng.below(self.nodes);
+            self.while_(at, 2, 30, RcAction::ScaleOffNode(node, record), label(node, "web"));
+        }
+    }
+
     fn rc_count(&mut self) -> i64 {
         i64::try_from(self.rng.below(6)).unwrap_or(0)
     }

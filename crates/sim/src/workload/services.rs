@@ -176,6 +176,18 @@ impl Workload {
         self.disable(n, false);
     }
 
+    /// Relabels a node that has a pod of the record, so that no selector matches it, and lowers the count: two writes in
+    /// one breath, of which a farm may see either first.
+    pub fn scale_off_node(&self, node: &NodeName, n: usize) {
+        let places = self.checker.look(|model, _| model.services.places(rc_id(n)));
+        if places.iter().all(|place| place.node != *node) {
+            return;
+        }
+        met(Occasion::ScaledOffNode);
+        self.put(&key::node_labels(node), r#"{"pool":"none"}"#);
+        self.edit_rc(n, |record| record.replicas_desired = (record.replicas_desired - 1).max(0));
+    }
+
     /// Writes a pod by hand on a node where a record's pod may be placed.
     pub fn squat(&self, node: &NodeName, n: usize) {
         let place = PodRef { node: node.clone(), pod: pod_id(n) };
