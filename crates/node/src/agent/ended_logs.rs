@@ -1,7 +1,7 @@
 //! Logs of pods of jobs that are gone, kept for a while.
 //!
 //! When such a pod is deleted, its logs move to `ended/<pod>/<uid of the job>.<attempt>/`. The oldest go first when all
-//! of them take more than [`LogRetention::bytes`] or there are more than [`MOST_ATTEMPTS`], and those that are older than
+//! of them take more than [`LogRetention::bytes`] or there are more than `MOST_ATTEMPTS`, and those that are older than
 //! [`LogRetention::age`]. That lists all of them, so it is done beside the agent's loop, at most once a minute: see
 //! [`DataDir::empty_trash`].
 
