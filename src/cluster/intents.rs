@@ -56,4 +56,4 @@ impl Decoder for IntentDecoder {
 }
 
 /// `intent/`: index and hash of each manifest.
-pub type IntentIndex = VersionedIndex<IntentDecoder>;
+pub type IntentVersions = VersionedIndex<IntentDecoder>;

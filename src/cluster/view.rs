@@ -14,7 +14,7 @@ use tracing::warn;
 use super::allocations::AllocationCache;
 use super::failure_tracker::{NodeFailureTracker, RecordManifest};
 use super::health::{FreshHealth, Healths};
-use super::intents::IntentIndex;
+use super::intents::IntentVersions;
 use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
 use super::pods::PodLabels;
 use crate::placement::NodeLabels;
@@ -52,7 +52,7 @@ pub struct ClusterView {
     /// `labels/pod/`
     pub pods: Arc<Cache<PodLabels>>,
     /// `intent/`
-    pub intents: Arc<Cache<IntentIndex>>,
+    pub intents: Arc<Cache<IntentVersions>>,
     /// `health/`
     pub health: Arc<Cache<Healths>>,
     /// `rcfarm/allocations/`

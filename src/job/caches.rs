@@ -24,7 +24,7 @@ pub use super::pods::{Pods, record_id};
 use super::writes::Made;
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
-use crate::cluster::intents::IntentIndex;
+use crate::cluster::intents::IntentVersions;
 use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pods::on_node;
@@ -118,7 +118,7 @@ impl KnownPods {
 
     fn intent<'a>(
         &'a self,
-        intents: &'a Snapshot<IntentIndex>,
+        intents: &'a Snapshot<IntentVersions>,
         place: &PodRef,
     ) -> Option<&'a Arc<Versioned<u64>>> {
         self.intents.get(intents, place, |all| all.0.get(place))
@@ -469,8 +469,8 @@ impl JobCaches {
 
     /// Jobs with pods whose intents were deleted or replaced between two snapshots.
     #[must_use]
-    pub fn bereft(&self, old: &IntentIndex, new: &IntentIndex) -> BTreeSet<Namespaced> {
-        let gone = IntentIndex::touched(old, new).filter(|place| old.get(place).is_some());
+    pub fn bereft(&self, old: &IntentVersions, new: &IntentVersions) -> BTreeSet<Namespaced> {
+        let gone = IntentVersions::touched(old, new).filter(|place| old.get(place).is_some());
         let gone: BTreeSet<&PodRef> = gone.collect();
         if gone.is_empty() {
             BTreeSet::new()

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::frameworks::{AfterFailure, Counts, TaskCount, after_failure, total};
+use super::frameworks::{AfterFailure, TaskCount, TaskCounts, after_failure, total};
 use super::pod_status::PodFailure;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::phase::JobPhase;
@@ -190,7 +190,7 @@ pub fn counts<'j>(
     phase: JobPhase,
     members: &BTreeMap<Slot, &MemberPod>,
     leaving: &BTreeMap<Slot, u32>,
-) -> Counts<'j> {
+) -> TaskCounts<'j> {
     let goes_on = phase.starts_members() || phase == JobPhase::Restarting;
     let count = |task: &'j JobTask| {
         let mut count = TaskCount::default();
@@ -286,7 +286,7 @@ pub fn past_backoff_limit(limit: u32, restarts: u32) -> bool {
 }
 
 /// Writes the counts to the status.
-pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &Counts<'_>, selector: &str) {
+pub fn publish(status: &mut JobStatus, job: &JobSpec, counts: &TaskCounts<'_>, selector: &str) {
     let (mut by_phase, mut replicas) = (BTreeMap::new(), BTreeMap::new());
     for task in &job.tasks {
         let JobMembers { pending, running, succeeded, failed, terminating, unknown } =

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::adoption::{AdoptionVerdict, Reference, verdict};
 use super::deletion::{expiry, finalize, is_over};
-use super::frameworks::{self, Counts, FrameworkOutcome, total};
+use super::frameworks::{self, FrameworkOutcome, TaskCounts, total};
 use super::machine::{JobFacts, JobRequest, RetryBudget, Stop, step};
 use super::members::{
     FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, ended,
@@ -344,7 +344,7 @@ fn advance(
     seen: &JobObserved<'_>,
     plan: &mut JobPlan,
     members: &BTreeMap<Slot, &MemberPod>,
-    before: &Counts<'_>,
+    before: &TaskCounts<'_>,
     trigger: &Trigger,
     outcome: &FrameworkOutcome,
 ) -> BTreeSet<Slot> {

@@ -19,7 +19,7 @@ pub fn record_id(id: &Namespaced) -> RecordId {
 }
 
 /// ModifyIndex of an intent; `None`: there is none.
-pub type Intended = Option<Index>;
+pub type IntendedAt = Option<Index>;
 
 /// Pods with a job's name, by owner and state.
 #[derive(Debug, Default)]
@@ -27,18 +27,18 @@ pub struct Pods {
     /// Pods of this job.
     pub own: Vec<MemberPod>,
     /// Labels and intents of `own`.
-    pub members: BTreeMap<PodRef, (Arc<LabelledMember>, Intended)>,
+    pub members: BTreeMap<PodRef, (Arc<LabelledMember>, IntendedAt)>,
     /// Pods by member that have no intent but still run, on nodes that are not down.
     pub leaving: BTreeMap<Slot, u32>,
     /// Whether a pod of an older job of the name still runs there.
     pub older: bool,
     /// Pods of an older job of the name.
-    pub orphans: BTreeMap<PodRef, (Arc<LabelledMember>, Intended)>,
+    pub orphans: BTreeMap<PodRef, (Arc<LabelledMember>, IntendedAt)>,
     /// Pods that were made for a job of the name and run as intended, but whose labels were deleted: member and
     /// ModifyIndex of the intent.
     pub unlabelled: BTreeMap<PodRef, (PodIdentity, Index)>,
     /// Pods with the job's labels and no uid, with their intents.
-    pub unowned: BTreeMap<PodRef, (Arc<Unowned>, Intended)>,
+    pub unowned: BTreeMap<PodRef, (Arc<Unowned>, IntendedAt)>,
     /// Pods with the job's uid and other labels. Jobs created in one transaction share a uid.
     pub mismatched: BTreeMap<PodRef, Arc<Mismatched>>,
 }

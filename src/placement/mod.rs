@@ -70,7 +70,7 @@ pub struct WantedNodes<'a> {
 }
 
 /// Nodes in name order. Shared, because thousands of controllers often use one selector.
-pub type Nodes = Arc<BTreeSet<NodeName>>;
+pub type EligibleNodes = Arc<BTreeSet<NodeName>>;
 
 /// Why a scheduler returned no nodes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,7 +95,10 @@ pub enum ScheduleError {
 #[async_trait]
 pub trait Scheduler: Send + Sync + 'static {
     /// Nodes that may run a pod of the controller, including those that run one.
-    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError>;
+    async fn eligible_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+    ) -> Result<EligibleNodes, ScheduleError>;
 
     /// Reserves nodes; they are eligible from then on.
     async fn allocate_nodes(&self, wanted: WantedNodes<'_>)

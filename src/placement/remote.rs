@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
+use super::{EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::ids::NodeName;
 
 /// Client of a scheduler that is reached over HTTP.
@@ -101,7 +101,10 @@ fn nodes_of(body: &[u8]) -> Result<Vec<NodeName>, ScheduleError> {
 
 #[async_trait]
 impl Scheduler for RemoteScheduler {
-    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+    ) -> Result<EligibleNodes, ScheduleError> {
         let body = self.call("eligible_nodes", &Ask::of(request)).await?;
         Ok(Arc::new(nodes_of(&body)?.into_iter().collect()))
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 
 use super::capacity::{NodeCapacities, ranked};
-use super::{Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
+use super::{EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::labels::Labels;
@@ -30,8 +30,8 @@ pub struct SelectorScheduler {
 #[derive(Default)]
 struct Cache {
     of: Arc<NodeLabels>,
-    fresh: BTreeMap<String, Nodes>,
-    stale: BTreeMap<String, Nodes>,
+    fresh: BTreeMap<String, EligibleNodes>,
+    stale: BTreeMap<String, EligibleNodes>,
 }
 
 impl SelectorScheduler {
@@ -44,7 +44,7 @@ impl SelectorScheduler {
         SelectorScheduler { labels, capacities, cache: Mutex::default() }
     }
 
-    fn matching(&self, request: ScheduleRequest<'_>) -> Nodes {
+    fn matching(&self, request: ScheduleRequest<'_>) -> EligibleNodes {
         let labels = (self.labels)();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&cache.of, &labels) {
@@ -68,7 +68,10 @@ impl SelectorScheduler {
 
 #[async_trait]
 impl Scheduler for SelectorScheduler {
-    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+    ) -> Result<EligibleNodes, ScheduleError> {
         Ok(self.matching(request))
     }
 

@@ -6,14 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Pods;
+use super::RcPods;
 use super::interests::Interests;
 use super::plan::{RcPod, SlotState, SurplusPods};
 use super::statuses::RcStatuses;
 use super::writes::UNCOMMITTED;
 use crate::cluster::ClusterView;
 use crate::cluster::health::FreshHealth;
-use crate::cluster::intents::{Intent, IntentIndex};
+use crate::cluster::intents::{Intent, IntentVersions};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pods::LabelledPod;
 use crate::cluster::wake::NodeChanges;
@@ -36,7 +36,7 @@ pub struct OwnWrites {
 
 impl OwnWrites {
     /// Records the pods before and after a transaction that was committed at `index`.
-    pub fn committed(&mut self, spec: &RcSpec, before: &Pods, after: &mut Pods, index: Index) {
+    pub fn committed(&mut self, spec: &RcSpec, before: &RcPods, after: &mut RcPods, index: Index) {
         for place in before.keys().filter(|place| !after.contains_key(place)) {
             self.labels.wrote(place.clone(), None, index);
             self.intents.wrote(place.clone(), None, index);
@@ -63,7 +63,7 @@ impl OwnWrites {
         }
     }
 
-    fn intent(&self, intents: &Snapshot<IntentIndex>, place: &PodRef, wanted: u64) -> Intent {
+    fn intent(&self, intents: &Snapshot<IntentVersions>, place: &PodRef, wanted: u64) -> Intent {
         Intent::of(self.intents.get(intents, place, |all| all.0.get(place)).map(|i| &**i), wanted)
     }
 }
@@ -147,7 +147,7 @@ impl RcCaches {
     }
 
     /// The pods of an RC: from its owner's own writes where these are newer than the caches.
-    pub fn pods_of(&self, spec: &RcSpec, own: &OwnWrites, fresh: Option<&FreshHealth>) -> Pods {
+    pub fn pods_of(&self, spec: &RcSpec, own: &OwnWrites, fresh: Option<&FreshHealth>) -> RcPods {
         let (labels, intents) = (self.cluster.pods.snapshot(), self.cluster.intents.snapshot());
         let wanted = content_hash(spec.manifest.text().as_bytes());
         let cached = |(place, pod): (&PodRef, &LabelledPod)| {
@@ -233,7 +233,7 @@ impl RcCaches {
     }
 
     /// Nodes of `pods` whose pods are healthy. A node that is down counts as unhealthy, whatever was reported last.
-    pub fn healthy_nodes(&self, pods: &Pods) -> BTreeSet<NodeName> {
+    pub fn healthy_nodes(&self, pods: &RcPods) -> BTreeSet<NodeName> {
         let healthy = pods.iter().filter(|(place, pod)| {
             pod.health == Health::Passing
                 && self.cluster.readiness(&place.node) != NodeReadiness::Down

@@ -13,7 +13,7 @@ use super::caches::{OwnWrites, RcCaches};
 use super::plan::{PlannedCondition, RcPod, ReplicationPlan, TransferPlan};
 use super::proof::ProvedIntents;
 use super::writes::{self, BatchError};
-use super::{Pods, events};
+use super::{RcPods, events};
 use crate::cluster::ClusterView;
 use crate::cluster::allocations::booked_node;
 use crate::cluster::health::FreshHealth;
@@ -22,7 +22,7 @@ use crate::farm::kind::{
     Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusChain, StatusWrite};
-use crate::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler};
+use crate::placement::{Discovery, EligibleNodes, ScheduleError, ScheduleRequest, Scheduler};
 use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::key::LabelKind;
@@ -89,12 +89,12 @@ pub(super) struct RcView {
     pub(super) record_index: Index,
     /// Refused by Consul unless the RC's own labels are as they were read.
     pub(super) labels_guard: Option<Op>,
-    pub(super) pods: Arc<Pods>,
+    pub(super) pods: Arc<RcPods>,
     /// Index of the labels that `pods` were taken from, besides own writes.
     pub(super) labels_index: Index,
     /// Labels and records of nodes, as `eligible` and the readiness of nodes were taken from, or older.
     pub(super) nodes: (Arc<Snapshot<NodeIndex>>, Arc<Snapshot<NodeRecords>>),
-    pub(super) eligible: Nodes,
+    pub(super) eligible: EligibleNodes,
     /// Nodes that cannot start their pod, and why.
     pub(super) failing: BTreeMap<NodeName, Arc<str>>,
     /// Nodes that report the manifest as one that cannot be run, and why.
@@ -253,7 +253,7 @@ impl RcController {
     }
 
     /// Nodes that cannot start their pod, and why.
-    pub(super) fn failing(&self, pods: &Pods) -> BTreeMap<NodeName, Arc<str>> {
+    pub(super) fn failing(&self, pods: &RcPods) -> BTreeMap<NodeName, Arc<str>> {
         let failing = |pod_ref: &PodRef| {
             let reported = self.view.reported(pod_ref, self.fresh.as_ref());
             Some((pod_ref.node.clone(), reported.cannot_start?))
@@ -329,7 +329,7 @@ impl RcController {
     fn status_after(
         &self,
         input: &RcView,
-        pods: &Pods,
+        pods: &RcPods,
         done: Option<&ReplicationPlan>,
     ) -> RcStatus {
         let mut status = self.chain.status().clone();
@@ -349,7 +349,7 @@ impl RcController {
         status
     }
 
-    pub(super) fn replicas(&self, input: &RcView, pods: &Pods) -> Replicas {
+    pub(super) fn replicas(&self, input: &RcView, pods: &RcPods) -> Replicas {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Replicas {
             desired: input.spec.replicas_desired,
@@ -360,7 +360,7 @@ impl RcController {
     }
 
     /// Records the pods after a transaction ([`writes::after`]) that was committed at `index`.
-    pub(super) fn record_pods(&mut self, input: &mut RcView, mut pods: Pods, index: Index) {
+    pub(super) fn record_pods(&mut self, input: &mut RcView, mut pods: RcPods, index: Index) {
         self.own.committed(&input.spec, &input.pods, &mut pods, index);
         for place in input.pods.keys().filter(|place| !pods.contains_key(place)) {
             self.view.note_removed(place);

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::Pods;
+use super::RcPods;
 use super::controller::{RcController, RcView};
 use super::plan::{PodStep, ReplicationPlan, TransferPlan};
 use crate::farm::kind::ReconcileError;
@@ -132,7 +132,7 @@ impl RcController {
         takes_over: bool,
     ) -> Result<bool, ReconcileError> {
         self.fresh = Some(self.view.read_health(input.spec.manifest.id()).await?);
-        let mut pods = Pods::clone(&input.pods);
+        let mut pods = RcPods::clone(&input.pods);
         for (place, pod) in &mut pods {
             pod.health = self.view.reported(place, self.fresh.as_ref()).health;
         }

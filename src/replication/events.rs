@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::controller::RcController;
 use super::plan::PodStep;
-use super::{Pods, writes};
+use super::{RcPods, writes};
 use crate::farm::kind::ControllerContext;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, NodeTransfer, Retarget};
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
@@ -18,7 +18,7 @@ pub fn retarget(
     ctx: &ControllerContext,
     spec: &RcSpec,
     steps: &[PodStep],
-    pods: &Pods,
+    pods: &RcPods,
     desired_before: u32,
 ) -> AuditRecord {
     let (nodes_added, nodes_removed, nodes_repaired) = writes::nodes(steps);

@@ -9,7 +9,7 @@ use super::caches::RcCaches;
 use super::controller::{PlacementSources, RcController};
 use crate::cluster::allocations::AllocationIndex;
 use crate::cluster::health::Healths;
-use crate::cluster::intents::IntentIndex;
+use crate::cluster::intents::IntentVersions;
 use crate::cluster::pods::PodLabels;
 use crate::cluster::wake::on_node_changes;
 use crate::farm::kind::{
@@ -118,9 +118,9 @@ impl Kind for RcKind {
         });
         let caches = self.caches.clone();
         subscriber.on(&view.intents, move |wake, old, new| {
-            let places = IntentIndex::touched(&old.value, &new.value);
+            let places = IntentVersions::touched(&old.value, &new.value);
             wake.records(record_ids(caches.cluster.owners(places)));
-            if IntentIndex::has_lost_keys(&old.value, &new.value) {
+            if IntentVersions::has_lost_keys(&old.value, &new.value) {
                 wake.records(record_ids(caches.waiting()));
             }
         });

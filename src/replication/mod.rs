@@ -53,4 +53,4 @@ use std::collections::BTreeMap;
 pub use controller::PlacementSources;
 
 /// The pods of one RC by place.
-pub type Pods = BTreeMap<rcfarm_api::ids::PodRef, plan::RcPod>;
+pub type RcPods = BTreeMap<rcfarm_api::ids::PodRef, plan::RcPod>;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::MutexGuard;
 
-use super::Pods;
+use super::RcPods;
 use super::controller::{RcController, RcView};
 use super::failpoints;
 use super::plan::{
@@ -20,7 +20,7 @@ use rcfarm_store::{Index, offload};
 
 impl RcController {
     /// Nodes that report the manifest as one that cannot be run, and why.
-    pub(super) fn unfit(&self, pods: &Pods) -> BTreeMap<NodeName, Arc<str>> {
+    pub(super) fn unfit(&self, pods: &RcPods) -> BTreeMap<NodeName, Arc<str>> {
         let unfit = |pod_ref: &PodRef| {
             let reported = self.view.reported(pod_ref, self.fresh.as_ref());
             Some((pod_ref.node.clone(), reported.unfit?))

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream;
 
-use super::Pods;
+use super::RcPods;
 use super::controller::{RcController, RcView};
 use super::plan::RcPod;
 use crate::cluster::intents::Intent;
@@ -40,7 +40,7 @@ impl RcController {
         if !input.spec.in_order || !self.health_matters(input) {
             return Ok(());
         }
-        let mut pods = Pods::clone(&input.pods);
+        let mut pods = RcPods::clone(&input.pods);
         let rewritten = |(place, pod): (&PodRef, &RcPod)| {
             let intent = self.caches.intent_at(&self.own, place)?;
             let matters = pod.health == Health::Passing && intent.created != intent.index;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Pods;
+use super::RcPods;
 use super::plan::{Drift, PodStep, RcPod};
 use crate::cluster::intents::Intent;
 use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
@@ -206,7 +206,7 @@ pub fn next_batch(
 }
 
 /// The pods after `step` was committed at `index`.
-pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
+pub fn apply(pods: &mut RcPods, spec: &RcSpec, step: &PodStep, index: Index) {
     match step {
         PodStep::Add { pod_ref, intent } => {
             let intent = match adopted(*intent) {
@@ -255,7 +255,7 @@ pub fn apply(pods: &mut Pods, spec: &RcSpec, step: &PodStep, index: Index) {
 pub const UNCOMMITTED: Index = Index(u64::MAX);
 
 /// The pods after `steps`, which are not committed yet.
-pub fn after(pods: &Pods, spec: &RcSpec, steps: &[PodStep]) -> Pods {
+pub fn after(pods: &RcPods, spec: &RcSpec, steps: &[PodStep]) -> RcPods {
     let mut pods = pods.clone();
     steps.iter().for_each(|step| apply(&mut pods, spec, step, UNCOMMITTED));
     pods
@@ -276,6 +276,6 @@ pub fn nodes(steps: &[PodStep]) -> (Vec<NodeName>, Vec<NodeName>, Vec<NodeName>)
 }
 
 /// Nodes that have a pod.
-pub fn node_set(pods: &Pods) -> BTreeSet<NodeName> {
+pub fn node_set(pods: &RcPods) -> BTreeSet<NodeName> {
     pods.keys().map(|pod_ref| pod_ref.node.clone()).collect()
 }

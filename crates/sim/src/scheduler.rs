@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use rcfarm::placement::{Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
+use rcfarm::placement::{EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::ids::{NodeName, RcId};
 
 /// How a scheduler misbehaves towards one RC.
@@ -106,7 +106,10 @@ impl<S: Scheduler> Odd<S> {
 
 #[async_trait]
 impl<S: Scheduler> Scheduler for Odd<S> {
-    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+    ) -> Result<EligibleNodes, ScheduleError> {
         self.suffer(self.moods.of(request.rc)).await?;
         self.inner.eligible_nodes(request).await
     }

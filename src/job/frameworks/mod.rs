@@ -92,11 +92,11 @@ pub struct TaskCount {
     pub first_succeeded: bool,
 }
 
-pub type Counts<'a> = BTreeMap<&'a str, TaskCount>;
+pub type TaskCounts<'a> = BTreeMap<&'a str, TaskCount>;
 
 /// Sum over all tasks.
 #[must_use]
-pub fn total(counts: &Counts<'_>) -> JobMembers {
+pub fn total(counts: &TaskCounts<'_>) -> JobMembers {
     counts.values().fold(JobMembers::default(), |sum, task| JobMembers {
         pending: sum.pending + task.members.pending,
         running: sum.running + task.members.running,
@@ -156,7 +156,7 @@ pub trait Operator: Send + Sync {
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot>;
 
     /// Result of the counts.
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome;
+    fn outcome(&self, job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome;
 }
 
 /// Message of a job whose replicas are 0.
@@ -164,7 +164,7 @@ const NO_MEMBERS: &str = "its replicas are 0; raise them to start it";
 
 /// Result of the counts by the rules of the job's framework. A job without members neither ends nor fails.
 #[must_use]
-pub fn outcome_of(job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+pub fn outcome_of(job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome {
     match job.replicas() == 0 && job.framework.is_kubeflow() {
         true => outcome(PhaseDecision::Short, JobReason::NoMembers, NO_MEMBERS),
         false => of(job.framework).outcome(job, counts),
@@ -243,7 +243,7 @@ pub fn after_failure(
 
 /// Rule of Kubeflow's operators: a leading replica type decides; without one, all workers.
 fn led(
-    counts: &Counts<'_>,
+    counts: &TaskCounts<'_>,
     leader: Option<&str>,
     workers_done: impl FnOnce(&TaskCount) -> Option<(JobReason, &'static str)>,
     tolerated: &[&str],

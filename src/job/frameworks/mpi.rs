@@ -4,7 +4,7 @@
 //! file; the launcher's command writes it to disk ([`hostfile_command`]).
 
 use super::{
-    Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, led, outcome, unless_set,
+    Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, everywhere, led, outcome, unless_set,
 };
 use crate::job::machine::PhaseDecision;
 use rcfarm_api::job::spec::{JobSpec, Slot};
@@ -40,7 +40,7 @@ impl Operator for Mpi {
     }
 
     /// Runs once launcher and all workers run; only the launcher's end decides.
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+    fn outcome(&self, job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome {
         let workers = counts.get("Worker").copied().unwrap_or_default().members;
         let wanted = job.task("Worker").map_or(0, |task| task.replicas);
         match led(counts, Some("Launcher"), |_| None, &["Worker"]) {

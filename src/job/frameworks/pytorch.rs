@@ -1,7 +1,7 @@
 //! PyTorch: `MASTER_ADDR`, `RANK`, `PET_*` (`kubeflow.md` §6.2). The master decides, or all workers.
 
 use super::{
-    Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, first_of,
+    Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, all_succeeded, everywhere, first_of,
     led, listens,
 };
 use rcfarm_api::job::spec::{Elastic, Framework, JobSpec, JobTask, Slot};
@@ -59,7 +59,7 @@ impl Operator for PyTorch {
         first_of(job.task("Master")).into_iter().chain(worker).collect()
     }
 
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+    fn outcome(&self, job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome {
         let leader = job.task("Master").map(|_| "Master");
         led(
             counts,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, Counts, FrameworkOutcome, Operator, Variable, all_succeeded, everywhere, led, listens,
+    Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, all_succeeded, everywhere, led,
+    listens,
 };
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::JobReason;
@@ -59,7 +60,7 @@ impl Operator for TensorFlow {
         Vec::new()
     }
 
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+    fn outcome(&self, job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome {
         let tolerated: &[&str] = if job.dynamic_workers { &["Worker"] } else { &[] };
         led(
             counts,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    Cluster, Counts, FrameworkOutcome, NO_MEMBERS, Operator, Variable, everywhere, first_of,
+    Cluster, FrameworkOutcome, NO_MEMBERS, Operator, TaskCounts, Variable, everywhere, first_of,
     outcome, total,
 };
 use super::{pytorch, tensorflow};
@@ -95,7 +95,7 @@ impl Operator for Volcano {
     }
 
     /// Rule R. A task with `minAvailable` that has no members left to succeed counts, too.
-    fn outcome(&self, job: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+    fn outcome(&self, job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome {
         let members = total(counts);
         let replicas = job.replicas();
         let (succeeded, ended) = (members.succeeded, members.succeeded + members.failed);
@@ -123,7 +123,7 @@ impl Operator for Volcano {
     }
 }
 
-fn at_the_end(job: &JobSpec, counts: &Counts<'_>, succeeded: u32) -> FrameworkOutcome {
+fn at_the_end(job: &JobSpec, counts: &TaskCounts<'_>, succeeded: u32) -> FrameworkOutcome {
     let of = |wanted: u32| format!("{succeeded} succeeded, {wanted} are needed");
     if let Some(wanted) = job.min_success {
         return outcome(PhaseDecision::Failed, JobReason::MinSuccessMissed, of(wanted));

@@ -1,7 +1,7 @@
 //! XGBoost: addresses of master and workers (`kubeflow.md` §6.3). The master decides.
 
 use super::{
-    Cluster, Counts, FrameworkOutcome, Operator, Variable, everywhere, first_of, led, listens,
+    Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, everywhere, first_of, led, listens,
 };
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Slot};
 
@@ -55,7 +55,7 @@ impl Operator for XgBoost {
         first_of(job.task("Master")).into_iter().collect()
     }
 
-    fn outcome(&self, _: &JobSpec, counts: &Counts<'_>) -> FrameworkOutcome {
+    fn outcome(&self, _: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome {
         led(counts, Some("Master"), |_| None, &[])
     }
 }

@@ -324,7 +324,7 @@ impl rcfarm::placement::Scheduler for Vicious {
     async fn eligible_nodes(
         &self,
         request: rcfarm::placement::ScheduleRequest<'_>,
-    ) -> Result<rcfarm::placement::Nodes, rcfarm::placement::ScheduleError> {
+    ) -> Result<rcfarm::placement::EligibleNodes, rcfarm::placement::ScheduleError> {
         if request.rc == self.victim {
             match self.how {
                 "panic" => panic!("no plan for you"),

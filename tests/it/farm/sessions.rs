@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rcfarm::farm::{Farm, FarmError, FarmReport};
 use rcfarm::placement::{
-    NoDiscovery, Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes,
+    EligibleNodes, NoDiscovery, ScheduleError, ScheduleRequest, Scheduler, WantedNodes,
 };
 use rcfarm_api::ids::NodeName;
 use rcfarm_consul::{Consul, ConsulConfig};
@@ -31,10 +31,10 @@ struct Blocking {
 
 #[async_trait]
 impl Scheduler for Blocking {
-    async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<EligibleNodes, ScheduleError> {
         self.is_asked.store(true, Ordering::SeqCst);
         let _ = self.go_on.lock().unwrap().recv();
-        Ok(Nodes::default())
+        Ok(EligibleNodes::default())
     }
 
     async fn allocate_nodes(&self, _: WantedNodes<'_>) -> Result<Vec<NodeName>, ScheduleError> {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::harness::{Cluster, SECOND, node, pod_id, rc_id};
 use async_trait::async_trait;
-use rcfarm::placement::{Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
+use rcfarm::placement::{
+    Discovery, EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes,
+};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::{RcConditionType, RcReason};
@@ -28,7 +30,7 @@ struct Books {
 
 #[async_trait]
 impl Scheduler for Books {
-    async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<EligibleNodes, ScheduleError> {
         Ok(Arc::new(self.eligible.lock().unwrap().clone()))
     }
 

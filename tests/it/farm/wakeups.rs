@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use rcfarm::daemon::selector_scheduler;
 use rcfarm::farm::Farm;
 use rcfarm::placement::{
-    Nodes, ScheduleError, ScheduleRequest, Scheduler, SelectorScheduler, WantedNodes,
+    EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, SelectorScheduler, WantedNodes,
 };
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key;
@@ -34,7 +34,10 @@ struct Counting {
 
 #[async_trait]
 impl Scheduler for Counting {
-    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+    ) -> Result<EligibleNodes, ScheduleError> {
         *self.reconciled.0.lock().unwrap().entry(request.rc).or_default() += 1;
         self.inner.eligible_nodes(request).await
     }

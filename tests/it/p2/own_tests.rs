@@ -12,7 +12,8 @@ use rcfarm::cluster::ClusterView;
 use rcfarm::daemon::selector_scheduler;
 use rcfarm::farm::Farm;
 use rcfarm::placement::{
-    Discovery, Nodes, ScheduleError, ScheduleRequest, Scheduler, SelectorScheduler, WantedNodes,
+    Discovery, EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, SelectorScheduler,
+    WantedNodes,
 };
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
@@ -51,7 +52,10 @@ struct TestScheduler {
 
 #[async_trait]
 impl Scheduler for TestScheduler {
-    async fn eligible_nodes(&self, request: ScheduleRequest<'_>) -> Result<Nodes, ScheduleError> {
+    async fn eligible_nodes(
+        &self,
+        request: ScheduleRequest<'_>,
+    ) -> Result<EligibleNodes, ScheduleError> {
         self.by_labels.eligible_nodes(request).await
     }
 
