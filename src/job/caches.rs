@@ -75,8 +75,10 @@ pub struct KnownPods {
     pub labels: Overlay<PodRef, Arc<LabelledMember>>,
     /// Own writes to `intent/`: hashes of manifests.
     pub intents: Overlay<PodRef, Arc<Versioned<u64>>>,
-    /// Pods that were read individually after the job's doorbell rang.
-    pub fresh: Overlay<PodRef, FreshStatus>,
+    /// Pods that were read individually after the job's doorbell rang, until `status/pods/` shows that.
+    fresh: Overlay<PodRef, FreshStatus>,
+    /// Hashes of their manifests in `reality/`, until that tree shows them. One of the two trees may lag.
+    fresh_reals: Overlay<PodRef, u64>,
     /// Pods that this owner has deleted, until their nodes report them no more.
     pub removed: BTreeMap<PodRef, RemovedPod>,
 }
@@ -104,12 +106,30 @@ impl KnownPods {
         self.labels.wrote(place, Some(Arc::new(LabelledMember { index, identity })), index);
     }
 
+    /// Takes in pods that were read individually. What was read earlier of others stays.
+    pub fn read(&mut self, all: Vec<(PodRef, FreshStatus)>) {
+        for (place, fresh) in all {
+            // An agent writes both in one transaction.
+            self.fresh_reals.wrote(place.clone(), fresh.real, fresh.index);
+            let index = fresh.index;
+            self.fresh.wrote(place, Some(fresh), index);
+        }
+    }
+
+    /// Without own writes: the caches have caught up with these, not with what was read individually.
+    #[must_use]
+    pub fn caught_up(self) -> KnownPods {
+        let KnownPods { fresh, fresh_reals, removed, .. } = self;
+        KnownPods { fresh, fresh_reals, removed, ..KnownPods::default() }
+    }
+
     /// Forgets what the caches show.
     pub fn forget_shown(&mut self, caches: &JobCaches) {
         self.labels.forget_shown(&caches.nodes.pods.snapshot());
         self.intents.forget_shown(&caches.nodes.intents.snapshot());
         self.fresh.forget_shown(&caches.pod_states.snapshot());
         let realities = caches.realities.snapshot();
+        self.fresh_reals.forget_shown(&realities);
         self.removed.retain(|place, removed| {
             removed.note_real(place, &realities.value);
             removed.is_leaving(place, &realities.value, monotonic())
@@ -158,7 +178,7 @@ pub struct JobCaches {
     /// Jobs that may have keys besides their records: claimed ones, and those found by lists.
     known_jobs: Mutex<BTreeSet<RecordId>>,
     /// Signalled when one of them has no record.
-    doubts: Notify,
+    missing_records: Notify,
     doorbells: Mutex<JobDoorbells>,
 }
 
@@ -180,7 +200,7 @@ impl JobCaches {
             at_claim: ClaimRead::default(),
             adopted: Mutex::default(),
             known_jobs: Mutex::default(),
-            doubts: Notify::new(),
+            missing_records: Notify::new(),
             doorbells: Mutex::default(),
         })
     }
@@ -304,7 +324,7 @@ impl JobCaches {
             if real.is_some_and(|real| real.identity.is_none()) {
                 self.adopted().insert(place.clone(), id.clone());
             }
-            pods.own.push(self.seen(&place, &labelled, intent, &realities.value, (known, job)));
+            pods.own.push(self.seen(&place, &labelled, intent, &realities, (known, job)));
             pods.members.insert(place, (labelled, intent.map(|intent| intent.index)));
         }
         self.add_others(id, uid, known, &mut pods);
@@ -392,22 +412,21 @@ impl JobCaches {
         place: &PodRef,
         labelled: &LabelledMember,
         intent: Option<&Versioned<u64>>,
-        realities: &Realities,
+        realities: &Snapshot<Realities>,
         (known, job): (&KnownPods, Option<&JobSpec>),
     ) -> MemberPod {
         let pod_states = self.pod_states.snapshot();
         let fresh = known.fresh.pending(&pod_states, place).flatten();
-        let hashes = [realities.places.value(place).map(|r| r.hash), fresh.and_then(|f| f.real)];
+        let fresh_real = known.fresh_reals.pending(realities, place).flatten().copied();
+        let real = realities.value.places.get(place);
+        let hashes = [real.map(|real| real.value.hash), fresh_real];
         let wanted = intent.map(|intent| intent.value);
         let is_real = hashes.into_iter().flatten().any(|hash| wanted == Some(hash));
-        let told = pod_states.value.get(place);
-        let is_older = |told: &Versioned<PodState>| {
-            let real = realities.places.get(place);
-            fresh.is_none() && real.is_some_and(|real| told.index < real.index)
-        };
-        let is_older = told.is_some_and(is_older);
-        let told = told.map(|told| &told.value);
-        let pod_state = match fresh.map(|fresh| &fresh.pod_state).or(told) {
+        let reported = pod_states.value.get(place).map(|one| (one.index, &one.value));
+        let reported = fresh.map(|fresh| (fresh.index, &fresh.pod_state)).or(reported);
+        let is_older = |index| real.is_some_and(|real| index < real.index);
+        let is_older = reported.is_some_and(|(index, _)| is_older(index));
+        let pod_state = match reported.map(|(_, pod_state)| pod_state) {
             Some(pod_state) if is_real && !is_older => pod_state.clone(),
             // A node without our agent reports no status. Another's status came with the reality: it is not read yet.
             None if is_real && !self.nodes.has_agent(&place.node) => PodState::running(),
@@ -444,7 +463,7 @@ impl JobCaches {
         }
     }
 
-    /// Reads the job's pods that have not ended in the cache, if its doorbell rang. `None`: it did not ring, or a limit
+    /// Reads the job's pods that have not ended in the cache, if its doorbell rang. None if it did not ring, or a limit
     /// of [`JobDoorbells`] applies.
     ///
     /// # Errors
@@ -452,24 +471,28 @@ impl JobCaches {
     pub async fn answer_bell(
         &self,
         id: &Namespaced,
-    ) -> Result<Option<Overlay<PodRef, FreshStatus>>, StoreError> {
+    ) -> Result<Vec<(PodRef, FreshStatus)>, StoreError> {
         let pod_states = self.pod_states.snapshot();
         let has_ended = |place: &PodRef| {
-            pod_states.value.value(place).is_some_and(|told| told.phase.has_ended())
+            pod_states.value.value(place).is_some_and(|reported| reported.phase.has_ended())
         };
         let pods = self.nodes.pods.snapshot();
         let alive =
             pods.value.jobs().of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
         let alive: Vec<PodRef> = alive.cloned().collect();
         if !self.doorbells().answer(id, alive.len(), monotonic()) {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        doorbells::read(self.reader.as_ref(), alive).await.map(Some)
+        doorbells::read(self.reader.as_ref(), alive).await
     }
 
     /// Jobs with pods whose intents were deleted or replaced between two snapshots.
     #[must_use]
-    pub fn bereft(&self, old: &IntentVersions, new: &IntentVersions) -> BTreeSet<Namespaced> {
+    pub fn with_lost_intents(
+        &self,
+        old: &IntentVersions,
+        new: &IntentVersions,
+    ) -> BTreeSet<Namespaced> {
         let gone = IntentVersions::touched(old, new).filter(|place| old.get(place).is_some());
         let gone: BTreeSet<&PodRef> = gone.collect();
         if gone.is_empty() {
@@ -512,14 +535,14 @@ impl JobCaches {
         let left: BTreeSet<RecordId> =
             known.iter().filter(|id| !records.0.contains_key(*id)).cloned().collect();
         if !left.is_empty() {
-            self.doubts.notify_one();
+            self.missing_records.notify_one();
         }
         left
     }
 
     /// Waits until a registered job has no record.
-    pub async fn doubted(&self) {
-        self.doubts.notified().await;
+    pub async fn record_missing(&self) {
+        self.missing_records.notified().await;
     }
 
     /// Whether any job may have keys besides its record.

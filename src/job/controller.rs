@@ -149,8 +149,7 @@ impl JobController {
         self.chain.refresh().await?;
         self.group = self.caches.read_group(&self.id).await?;
         self.caches.catch_up().await?;
-        let removed = std::mem::take(&mut self.known.removed);
-        self.known = KnownPods { removed, ..KnownPods::default() };
+        self.known = std::mem::take(&mut self.known).caught_up();
         self.chain.caught_up();
         Ok(())
     }
@@ -428,9 +427,7 @@ impl Controller for JobController {
         let Some(record) = seen.value.0.get(&self.claimed.id) else {
             return self.delete_leftovers().await;
         };
-        if let Some(fresh) = self.caches.answer_bell(&self.id).await? {
-            self.known.fresh = fresh;
-        }
+        self.known.read(self.caches.answer_bell(&self.id).await?);
         let Some(input) = self.read_input(record).await? else { return Ok(Action::AwaitChange) };
         let step = offload(input.record.members(), || self.plan_step(&input)).await?;
         self.commit_step(&input, step).await

@@ -13,8 +13,7 @@ use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
-use rcfarm_store::cache::Overlay;
-use rcfarm_store::{Query, Reader, StoreError};
+use rcfarm_store::{Index, Query, Reader, StoreError};
 
 /// Limit of doorbells answered per second, for all jobs together. Larger jobs than [`PODS`] wait for the caches.
 const ANSWERED_PER_SECOND: u32 = 16;
@@ -50,6 +49,8 @@ impl JobDoorbells {
 /// Status of one pod, read individually.
 #[derive(Debug, Clone)]
 pub struct FreshStatus {
+    /// ModifyIndex of the status.
+    pub index: Index,
     /// Hash of the manifest in `reality/`, read before the status.
     pub real: Option<u64>,
     /// State derived from the status.
@@ -63,8 +64,8 @@ pub struct FreshStatus {
 pub async fn read(
     reader: &dyn Reader,
     places: Vec<PodRef>,
-) -> Result<Overlay<PodRef, FreshStatus>, StoreError> {
-    let mut all = Overlay::default();
+) -> Result<Vec<(PodRef, FreshStatus)>, StoreError> {
+    let mut all = Vec::new();
     for place in places {
         // Reality first: a status read afterwards is of that attempt or of a later one.
         let real = reader.get(&key::reality(&place.node, &place.pod), Query::PLAIN).await?.value;
@@ -72,8 +73,8 @@ pub async fn read(
         let Some(said) = said else { continue };
         let Ok(status) = PodStatus::decode(&said.value) else { continue };
         let real = real.map(|entry| content_hash(&entry.value));
-        let fresh = FreshStatus { real, pod_state: stands(&status) };
-        all.wrote(place, Some(fresh), said.modify_index);
+        let (index, pod_state) = (said.modify_index, stands(&status));
+        all.push((place, FreshStatus { index, real, pod_state }));
     }
     Ok(all)
 }

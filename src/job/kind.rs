@@ -112,7 +112,7 @@ async fn look_for_leftovers(caches: Arc<JobCaches>, wake: Waker, ids: IdSource) 
         let enough = tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5));
         tokio::select! {
             biased;
-            () = caches.doubted() => {}
+            () = caches.record_missing() => {}
             () = enough => {}
         }
     }
@@ -168,7 +168,7 @@ impl Kind for JobKind {
         });
         let caches = self.caches.clone();
         subscriber.on_with_records(&view.intents, move |wake, old, new| {
-            wake.records(record_ids(caches.bereft(&old.value, &new.value)));
+            wake.records(record_ids(caches.with_lost_intents(&old.value, &new.value)));
         });
     }
 
