@@ -463,7 +463,7 @@ impl JobCaches {
         }
     }
 
-    /// Reads the job's pods that have not ended in the cache, if its doorbell rang. None if it did not ring, or a limit
+    /// Reads the job's pods that have not ended in the caches, if its doorbell rang. None if it did not ring, or a limit
     /// of [`JobDoorbells`] applies.
     ///
     /// # Errors
@@ -472,9 +472,15 @@ impl JobCaches {
         &self,
         id: &Namespaced,
     ) -> Result<Vec<(PodRef, FreshStatus)>, StoreError> {
-        let pod_states = self.pod_states.snapshot();
+        let (pod_states, intents) = (self.pod_states.snapshot(), self.nodes.intents.snapshot());
+        let realities = self.realities.snapshot();
+        // An end counts only with the intended manifest in `reality/`, which may be shown later.
         let has_ended = |place: &PodRef| {
-            pod_states.value.value(place).is_some_and(|reported| reported.phase.has_ended())
+            let intent = intents.value.0.get(place).map(|intent| intent.value);
+            let real = realities.value.places.value(place).map(|real| real.hash);
+            intent.is_some()
+                && intent == real
+                && pod_states.value.value(place).is_some_and(|reported| reported.phase.has_ended())
         };
         let pods = self.nodes.pods.snapshot();
         let alive =
