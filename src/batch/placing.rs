@@ -91,7 +91,8 @@ pub fn nodes_of<'m>(members: impl IntoIterator<Item = &'m GroupMember>) -> BTree
 pub fn gang(id: &GroupId, spec: &PodGroupSpec, counts: &Counts<'_>, by: &SchedulerSpec) -> Gang {
     let tasks = spec.tasks.iter().filter_map(|task| {
         let replicas = *counts.get(task.name.as_str())?;
-        (replicas > 0).then(|| TaskSpec { replicas, ..task.clone() })
+        let ports = task.ports.min(replicas);
+        (replicas > 0).then(|| TaskSpec { replicas, ports, ..task.clone() })
     });
     Gang { name: id.to_string(), packing: by.packing, tasks: tasks.collect() }
 }

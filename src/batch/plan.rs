@@ -42,7 +42,7 @@ use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Fleet, FleetIndex, Gang};
 use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
-use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec};
+use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
 };
@@ -365,8 +365,13 @@ impl<'a> Pass<'a, '_> {
             most += 1;
         }
         let mut all = one.gang.clone();
-        all.tasks[0].replicas = u32::try_from(most).unwrap_or(u32::MAX);
-        all.tasks[0].replicas = self.memory.index.fitting(&all.tasks[0]);
+        let has_port = all.tasks[0].ports > 0;
+        let resize = |task: &mut TaskSpec, replicas: u32| {
+            (task.replicas, task.ports) = (replicas, if has_port { replicas } else { 0 });
+        };
+        resize(&mut all.tasks[0], u32::try_from(most).unwrap_or(u32::MAX));
+        let fitting = self.memory.index.fitting(&all.tasks[0]);
+        resize(&mut all.tasks[0], fitting);
         let answer = match all.tasks[0].replicas {
             0 | 1 => None,
             _ => self.memory.index.find(&all),

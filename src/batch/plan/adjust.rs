@@ -1,6 +1,7 @@
 //! Changes of a complete placement: members move off nodes that are down, surplus ones are released, new ones get an open
 //! slot.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Pass;
@@ -8,7 +9,7 @@ use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, gang, members, parts,
 };
 use crate::batch::ports;
-use crate::placement::capacity::{Decision, Fleet, Gang, GangPlacement, place};
+use crate::placement::capacity::{Gang, GangPlacement};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase, PodGroupReason};
@@ -171,6 +172,9 @@ impl Pass<'_, '_> {
         let mut spec = record.spec.clone();
         for task in &mut spec.tasks {
             task.resources = left.asks.get(&task.name).unwrap_or(&task.resources).clone();
+            let listens =
+                left.placed().filter(|(name, n, _)| *name == task.name && *n < task.ports);
+            task.ports = u32::try_from(listens.count()).unwrap_or(u32::MAX);
         }
         let gone = left.counts();
         let asked = gang(id, &spec, &gone, self.seen.spec);
@@ -190,19 +194,14 @@ impl Pass<'_, '_> {
     }
 
     /// A placement without the nodes that members shall leave. Their nodes may be fit: a member has failed there.
-    fn find_elsewhere(&self, asked: &Gang, left: &GroupPlacement) -> Option<GangPlacement> {
+    fn find_elsewhere(&mut self, asked: &Gang, left: &GroupPlacement) -> Option<GangPlacement> {
         let leaves = |(_, _, node): &(&str, u32, &NodeName)| !self.seen.fleet.unfit.contains(*node);
-        let fit: Vec<NodeName> = left.placed().filter(leaves).map(|(_, _, n)| n.clone()).collect();
+        let fit: BTreeSet<NodeName> =
+            left.placed().filter(leaves).map(|(_, _, node)| node.clone()).collect();
         if fit.is_empty() {
             return None;
         }
-        let node_capacities = self.memory.index.node_capacities().clone();
-        let mut fleet = Fleet { node_capacities, ..self.seen.fleet.clone() };
-        fleet.unfit.extend(fit);
-        match place(asked, &fleet) {
-            Decision::Bind(found) => Some(found),
-            Decision::Preempt(_) | Decision::Wait(_) => None,
-        }
+        self.memory.index.find_without(asked, &fit)
     }
 
     /// Adapts the placement to a changed record: surplus members and those that have ended are released, new ones have no

@@ -8,10 +8,15 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState};
 
-/// Number of members of a task that need a node and have none.
-fn open(spec: &PodGroupSpec, place: &GroupPlacement, task: &str) -> usize {
+/// Members of a task that need a node and have none.
+fn open<'p>(
+    spec: &'p PodGroupSpec,
+    place: &'p GroupPlacement,
+    task: &'p str,
+) -> impl Iterator<Item = u32> + 'p {
     let slots = (0..).zip(place.members.get(task).into_iter().flatten());
-    slots.filter(|(n, slot)| slot.is_none() && !spec.is_ended(task, *n)).count()
+    let open = slots.filter(move |(n, slot)| slot.is_none() && !spec.is_ended(task, *n));
+    open.map(|(n, _)| n)
 }
 
 /// Members with a node that have not ended for good.
@@ -37,7 +42,7 @@ impl<'a> Pass<'a, '_> {
             let lacks = |p: &GroupPlacement| {
                 p.state == PlacementState::Bound
                     && record().is_some_and(|record| {
-                        p.members.keys().any(|task| open(&record.spec, p, task) > 0)
+                        p.members.keys().any(|task| open(&record.spec, p, task).next().is_some())
                     })
             };
             let changed = || self.plan.changes.iter().any(|change| change.id == *id);
@@ -74,7 +79,8 @@ impl<'a> Pass<'a, '_> {
             task.resources = old.asks.get(&task.name).unwrap_or(&task.resources).clone();
         }
         for task in &spec.tasks {
-            let open = open(&spec, old, &task.name).min(self.bounds_beside(old).nodes);
+            let slots: Vec<u32> = open(&spec, old, &task.name).collect();
+            let open = slots.len().min(self.bounds_beside(old).nodes);
             let each = task.resources.of_pods(1);
             let (mut usage, mut most) = (self.plan.usage.clone(), 0);
             while most < open && self.seen.queues.fits(&usage, queue, &each).is_ok() {
@@ -84,7 +90,10 @@ impl<'a> Pass<'a, '_> {
             let count = u32::try_from(most).unwrap_or(u32::MAX);
             let mut asked = gang(id, &spec, &[(task.name.as_str(), count)].into(), self.seen.spec);
             let Some(one) = asked.tasks.first_mut() else { continue };
+            let listens = slots.iter().filter(|n| **n < task.ports).count();
+            one.ports = u32::try_from(listens).unwrap_or(u32::MAX).min(one.replicas);
             one.replicas = self.memory.index.fitting(one);
+            one.ports = one.ports.min(one.replicas);
             let answer = match one.replicas {
                 0 => None,
                 _ => self.memory.index.find(&asked),

@@ -184,7 +184,7 @@ impl FleetIndex {
         }
         let from = usize::try_from(since.grown - self.grown_from).unwrap_or(usize::MAX);
         let Some(grown) = self.grown.get(from..) else { return true };
-        let with_room = |at: &&NodeAt| self.nodes[**at].free.has_room(&task.resources);
+        let with_room = |at: &&NodeAt| self.nodes[**at].free.takes(&task.resources, false);
         let with_room: Vec<NodeAt> = grown.iter().filter(with_room).copied().collect();
         self.steps += grown.len();
         if with_room.is_empty() {
@@ -197,38 +197,51 @@ impl FleetIndex {
     /// Number of a task's pods that fit if nothing else is placed; at most its replicas.
     pub fn fitting(&mut self, task: &TaskSpec) -> u32 {
         self.prepare(task);
-        let (pool, want) = (&self.pools[&task.node_selector], &task.resources);
-        if want.is_zero() {
-            return if pool.eligible > 0 { task.replicas } else { 0 };
+        let want = &task.resources;
+        let all = match want.is_zero() {
+            true if self.pool(task).eligible == 0 => 0,
+            true => task.replicas,
+            false => self.count(task, task.replicas, |node| node.times(want)),
+        };
+        let ports = task.ports.min(task.replicas);
+        if all == 0 || ports == 0 {
+            return all;
         }
+        let with_port = self.count(task, ports, |node| node.times_with_port(want));
+        all.min(with_port + (task.replicas - ports))
+    }
+
+    /// Sum of `times` over the nodes of a task; at most `most`.
+    fn count(&mut self, task: &TaskSpec, most: u32, times: impl Fn(&FreeCapacity) -> u64) -> u32 {
+        let pool = &self.pools[&task.node_selector];
         self.steps += 1;
-        if !self.most.fits(want) {
+        if !self.most.fits(&task.resources) {
             return 0;
         }
-        let (most, mut count) = (u64::from(task.replicas), 0);
+        let (limit, mut count) = (u64::from(most), 0);
         if pool.nodes.len() < self.classes.len() {
             for node in pool.nodes.iter().map(|at| &self.nodes[*at]).filter(|node| node.is_fit) {
                 self.steps += 1;
-                count += node.free.times(want);
-                if count >= most {
+                count += times(&node.free);
+                if count >= limit {
                     break;
                 }
             }
         } else {
             for (free, nodes) in &self.classes {
                 self.steps += 1;
-                let times = free.times(want);
+                let times = times(free);
                 if times > 0 {
                     self.steps += nodes.len();
                     let nodes = nodes.iter().filter(|at| pool.has(**at)).count() as u64;
                     count += times.saturating_mul(nodes);
                 }
-                if count >= most {
+                if count >= limit {
                     break;
                 }
             }
         }
-        u32::try_from(count.min(most)).unwrap_or(task.replicas)
+        u32::try_from(count.min(limit)).unwrap_or(most)
     }
 
     /// Number of fit nodes that match a task's selector.
@@ -254,6 +267,22 @@ impl FleetIndex {
             Decision::Bind(placement) => Some(placement),
             Decision::Preempt(_) | Decision::Wait(_) => None,
         }
+    }
+
+    /// [`FleetIndex::find`] without some nodes. The index is afterwards as it was.
+    pub fn find_without(
+        &mut self,
+        gang: &Gang,
+        avoided: &BTreeSet<NodeName>,
+    ) -> Option<GangPlacement> {
+        let avoided = avoided.iter().filter_map(|name| self.at(name));
+        let avoided: Vec<NodeAt> = avoided.filter(|at| self.nodes[*at].is_fit).collect();
+        let changes = self.changes;
+        avoided.iter().for_each(|at| self.set_fit(*at, false));
+        let found = self.find(gang);
+        avoided.iter().for_each(|at| self.set_fit(*at, true));
+        self.changes = changes;
+        found
     }
 
     /// Sum of the declared capacities of all nodes.
@@ -289,15 +318,19 @@ impl FleetIndex {
         self.fleet.unfit = fleet.unfit.clone();
         self.pools_changed += 1;
         for at in differing {
-            let is_fit = !self.nodes[at].is_fit;
-            self.nodes[at].is_fit = is_fit;
-            match is_fit {
-                true => self.enter(at),
-                false => self.leave(at),
-            }
-            for pool in self.pools.values_mut().filter(|pool| pool.has(at)) {
-                pool.eligible = if is_fit { pool.eligible + 1 } else { pool.eligible - 1 };
-            }
+            self.set_fit(at, !self.nodes[at].is_fit);
+        }
+    }
+
+    /// Makes an unfit node fit, or a fit one unfit.
+    fn set_fit(&mut self, at: NodeAt, is_fit: bool) {
+        self.nodes[at].is_fit = is_fit;
+        match is_fit {
+            true => self.enter(at),
+            false => self.leave(at),
+        }
+        for pool in self.pools.values_mut().filter(|pool| pool.has(at)) {
+            pool.eligible = if is_fit { pool.eligible + 1 } else { pool.eligible - 1 };
         }
     }
 
@@ -311,7 +344,8 @@ impl FleetIndex {
         }
         let old = std::mem::replace(&mut self.nodes[at].free, Arc::new(free));
         let now = &self.nodes[at].free;
-        if now.is_open && !(old.is_open && old.free.fits(&now.free)) {
+        let has_grown = now.is_open && !(old.is_open && old.free.fits(&now.free));
+        if has_grown || now.ports > old.ports {
             self.grown.push(at);
         }
         if self.nodes[at].is_fit {

@@ -46,6 +46,8 @@ pub enum Insufficient {
     Full,
     /// Another pod has this port.
     PortTaken(u16),
+    /// Other pods have all ports that the node gives out.
+    NoPort(PortRange),
     /// Too little of these.
     Short(Vec<Short>),
 }
@@ -157,6 +159,14 @@ impl NodeCapacity {
     #[must_use]
     pub fn ports_in_use(&self) -> BTreeSet<u16> {
         self.allocated.pods.values().filter_map(|allocation| allocation.port).collect()
+    }
+
+    /// Number of ports that no pod has; `None`: the node gives out none.
+    #[must_use]
+    pub fn free_ports(&self) -> Option<u64> {
+        let range = self.ports?.ports();
+        let in_use = self.ports_in_use().into_iter().filter(|port| range.contains(port)).count();
+        Some((range.len() as u64).saturating_sub(in_use as u64))
     }
 
     fn port_refused(
@@ -332,6 +342,7 @@ impl fmt::Display for Insufficient {
                 f.write_str("the record of its allocations is full: too many pods")
             }
             Insufficient::PortTaken(port) => write!(f, "another pod has port {port}"),
+            Insufficient::NoPort(range) => write!(f, "all its ports, {range}, are taken"),
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();
                 f.write_str(&all.join("; "))

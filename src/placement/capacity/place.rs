@@ -120,11 +120,14 @@ pub(super) struct FreeCapacity {
     capacity: ResourceList,
     /// Whether pods with requests can be placed here.
     pub(super) is_open: bool,
+    /// Number of free ports, at most [`PODS_AT_ONCE`]; also where the node gives out none, and pods need none of its.
+    pub(super) ports: u64,
 }
 
 impl FreeCapacity {
     pub(super) fn of(room: &NodeCapacity) -> FreeCapacity {
         FreeCapacity {
+            ports: room.free_ports().map_or(PODS_AT_ONCE, |free| free.min(PODS_AT_ONCE)),
             free: room.free(),
             capacity: room.capacity.clone(),
             is_open: !room.is_unreadable && !room.capacity.is_zero() && !room.is_crowded(),
@@ -133,6 +136,16 @@ impl FreeCapacity {
 
     pub(super) fn has_room(&self, want: &ResourceList) -> bool {
         self.is_open && self.free.fits(want)
+    }
+
+    /// Whether a pod fits that asks for nothing or for this, and for a port if `has_port`.
+    pub(super) fn takes(&self, want: &ResourceList, has_port: bool) -> bool {
+        (want.is_zero() || self.has_room(want)) && (!has_port || self.ports > 0)
+    }
+
+    /// Number of pods with this request that fit, each with a port.
+    pub(super) fn times_with_port(&self, want: &ResourceList) -> u64 {
+        if want.is_zero() { self.ports } else { self.times(want).min(self.ports) }
     }
 
     /// Number of pods with this request that fit. The request is not zero.
@@ -205,17 +218,36 @@ impl<'a> Attempt<'a> {
         attempt
     }
 
-    /// Takes the best node with room for each pod, and ranks it again afterwards.
+    /// Nodes for the pods that need a port, then for the others.
     fn best_first(&mut self, task: &TaskSpec, packing: Packing) -> Vec<NodeAt> {
+        let ports = with_port(task);
+        let mut nodes = match ports {
+            0 => Vec::new(),
+            _ => self.best_of(task, packing, ports, true),
+        };
+        if nodes.len() == ports && ports < task.replicas as usize {
+            nodes.extend(self.best_of(task, packing, task.replicas as usize - ports, false));
+        }
+        nodes
+    }
+
+    /// Takes the best node with room for each of so many pods, and ranks it again afterwards.
+    fn best_of(
+        &mut self,
+        task: &TaskSpec,
+        packing: Packing,
+        count: usize,
+        has_port: bool,
+    ) -> Vec<NodeAt> {
         let want = &task.resources;
-        let (mut queue, mut classes) = self.with_room(task, packing);
+        let (mut queue, mut classes) = self.with_room(task, packing, has_port);
         let mut nodes = Vec::new();
-        while nodes.len() < task.replicas as usize {
+        while nodes.len() < count {
             // Classes join the queue once none of its nodes is better.
             while let Some((cost, _)) = classes.last()
                 && queue.first().is_none_or(|((best, _), _)| best >= cost)
             {
-                let missing = task.replicas as usize - nodes.len();
+                let missing = count - nodes.len();
                 let cost = *cost;
                 let best = self.best_of_equal(task, cost, &mut classes, missing);
                 queue.extend(best.into_iter().map(|(tie, at)| ((cost, tie), at)));
@@ -225,10 +257,11 @@ impl<'a> Attempt<'a> {
             let free = || (*self.index.nodes[at].free).clone();
             let node = self.taken.entry(at).or_insert_with(free);
             node.free.sub(want);
+            node.ports -= u64::from(has_port);
             let pods = self.pods.entry(at).or_default();
             *pods += 1;
             node.is_open &= *pods < PODS_AT_ONCE;
-            if node.has_room(want) {
+            if node.takes(want, has_port) {
                 queue.insert(((node.cost(want, packing), tie), at));
             }
         }
@@ -240,23 +273,25 @@ impl<'a> Attempt<'a> {
         &mut self,
         task: &TaskSpec,
         packing: Packing,
+        has_port: bool,
     ) -> (BTreeSet<(Rank, NodeAt)>, RankedClasses<'a>) {
         let (index, want) = (self.index, &task.resources);
         let pool = index.pool(task);
         let rank = |at: NodeAt, node: &FreeCapacity| {
             ((node.cost(want, packing), self.salt.tie(&index.nodes[at].name)), at)
         };
-        let taken = self.taken.iter().filter(|(at, node)| pool.has(**at) && node.has_room(want));
+        let has_room = |node: &FreeCapacity| node.takes(want, has_port);
+        let taken = self.taken.iter().filter(|(at, node)| pool.has(**at) && has_room(node));
         let mut queue: BTreeSet<(Rank, NodeAt)> = taken.map(|(at, node)| rank(*at, node)).collect();
         let mut classes = Vec::new();
         if pool.nodes.len() < index.classes.len() {
             let untouched = pool.nodes.iter().filter(|at| !self.taken.contains_key(*at));
             let fit = untouched.map(|at| (*at, &index.nodes[*at])).filter(|(_, node)| node.is_fit);
-            let with_room = fit.filter(|(_, node)| node.free.has_room(want));
+            let with_room = fit.filter(|(_, node)| has_room(&node.free));
             queue.extend(with_room.map(|(at, node)| rank(at, &node.free)));
             self.steps += pool.nodes.len();
         } else {
-            let with_room = index.classes.iter().filter(|(free, _)| free.has_room(want));
+            let with_room = index.classes.iter().filter(|(free, _)| has_room(free));
             classes = with_room.map(|(free, nodes)| (free.cost(want, packing), nodes)).collect();
             classes.sort_by_key(|(cost, _)| Reverse(*cost));
             self.steps += index.classes.len();
@@ -286,25 +321,46 @@ impl<'a> Attempt<'a> {
         best
     }
 
-    /// Spreads pods that ask for nothing evenly.
+    /// Spreads pods that ask for nothing evenly; those that need a port, over the nodes that have some.
     fn evenly(&mut self, task: &TaskSpec) -> Vec<NodeAt> {
-        let (index, pool) = (self.index, self.index.pool(task));
+        let (index, pool, ports) = (self.index, self.index.pool(task), with_port(task));
         let fit = pool.nodes.iter().filter(|at| index.nodes[**at].is_fit);
         let mut order: Vec<(u64, NodeAt)> =
             fit.map(|at| (self.salt.tie(&index.nodes[*at].name), *at)).collect();
         order.sort_unstable();
         self.steps += pool.nodes.len();
-        order.iter().map(|(_, at)| *at).cycle().take(task.replicas as usize).collect()
+        let mut with_ports: Vec<NodeAt> = order.iter().map(|(_, at)| *at).collect();
+        let mut nodes = Vec::new();
+        while nodes.len() < ports && !with_ports.is_empty() {
+            with_ports.truncate(ports - nodes.len());
+            with_ports.retain(|at| {
+                let free = || (*index.nodes[*at].free).clone();
+                let node = self.taken.entry(*at).or_insert_with(free);
+                let has_port = node.ports > 0;
+                node.ports -= u64::from(has_port);
+                nodes.extend(has_port.then_some(*at));
+                has_port
+            });
+        }
+        if nodes.len() == ports {
+            let rest = task.replicas as usize - ports;
+            nodes.extend(order.iter().map(|(_, at)| *at).cycle().skip(ports).take(rest));
+        }
+        nodes
     }
 
+    /// Pods with a port come first, as the members that need one do.
     fn placement(&self, gang: &Gang) -> GangPlacement {
-        let nodes = |at: usize| {
+        let nodes = |at: usize, task: &TaskSpec| {
             let mut nodes = self.placed[at].clone();
-            nodes.sort_unstable();
+            let (with_port, others) = nodes.split_at_mut(with_port(task));
+            with_port.sort_unstable();
+            others.sort_unstable();
             nodes.into_iter().map(|at| self.index.nodes[at].name.clone()).collect()
         };
         let tasks = gang.tasks.iter().enumerate();
-        GangPlacement { tasks: tasks.map(|(at, task)| (task.name.clone(), nodes(at))).collect() }
+        let placed = tasks.map(|(at, task)| (task.name.clone(), nodes(at, task)));
+        GangPlacement { tasks: placed.collect() }
     }
 
     fn reasons(&self, gang: &Gang) -> Vec<TaskWait> {
@@ -330,30 +386,45 @@ impl<'a> Attempt<'a> {
         };
         let fit = pool.nodes.iter().filter(|at| self.index.nodes[**at].is_fit);
         for at in fit.take(NODES_NAMED) {
-            if let Some(insufficient) = self.insufficient(*at, &task.resources) {
+            if let Some(insufficient) = self.insufficient(*at, task) {
                 let node = &self.index.nodes[*at].name;
-                message.push_str(&format!("; {node}: {insufficient}"));
+                let with = match self.pods.get(at) {
+                    None => String::new(),
+                    Some(pods) => format!(", for {} pods of the gang", pods + 1),
+                };
+                message.push_str(&format!("; {node}{with}: {insufficient}"));
             }
         }
         let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
         TaskWait { task: task.name.clone(), reason, fitting, eligible, message }
     }
 
-    /// Why one more pod does not fit on a node, beside those of the gang that are placed there.
-    fn insufficient(&self, at: NodeAt, want: &ResourceList) -> Option<Insufficient> {
-        let indexed = &self.index.nodes[at];
+    /// Why one more pod does not fit on a node, beside those of the gang that are placed there. The amounts wanted are
+    /// those of all of them: what is free is what others have left.
+    fn insufficient(&self, at: NodeAt, task: &TaskSpec) -> Option<Insufficient> {
+        let (indexed, want) = (&self.index.nodes[at], &task.resources);
         let node = self.taken.get(&at).unwrap_or(&indexed.free);
+        let room = self.index.node_capacities().of(&indexed.name);
         if want.is_zero() || node.has_room(want) {
-            return None;
+            let range = room.ports.filter(|_| task.ports > 0 && node.ports == 0);
+            return range.map(Insufficient::NoPort);
         }
-        let is_unreadable = self.index.node_capacities().of(&indexed.name).is_unreadable;
-        Some(match (is_unreadable, node.is_open) {
+        Some(match (room.is_unreadable, node.is_open) {
             (true, _) => Insufficient::Unreadable,
             (false, false) if node.capacity.is_zero() => Insufficient::NothingDeclared,
             (false, false) => Insufficient::Full,
-            (false, true) => Insufficient::Short(shortages(want, &node.free, &node.capacity)),
+            (false, true) => {
+                let mut wanted = indexed.free.free.beyond(&node.free);
+                wanted.add(want);
+                Insufficient::Short(shortages(&wanted, &indexed.free.free, &node.capacity))
+            }
         })
     }
+}
+
+/// Number of a task's pods that need a port.
+fn with_port(task: &TaskSpec) -> usize {
+    task.ports.min(task.replicas) as usize
 }
 
 /// Limit of pods with requests that one gang gets on a node: the record of its allocations is limited.

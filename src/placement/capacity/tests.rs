@@ -240,13 +240,70 @@ fn who_waits_hears_why_with_the_numbers() {
     assert_eq!((reasons[0].fitting, reasons[0].eligible), (1, 3));
     assert_eq!(
         reasons[0].message,
-        "room for 1 of 2 on 3 nodes that match; n0000: gpu: 1 wanted, 0 of 1 free; \
-         n0001: gpu: 1 wanted, 0 of 0 free; n0002: it declares no capacity"
+        "room for 1 of 2 on 3 nodes that match; n0000, for 2 pods of the gang: gpu: 2 wanted, \
+         1 of 1 free; n0001: gpu: 1 wanted, 0 of 0 free; n0002: it declares no capacity"
     );
     assert_eq!(reasons[1].reason, WaitReason::NoEligibleNodes);
     assert_eq!(reasons[1].message, "no ready node matches n=9");
     nodes.unfit = (0..3).map(node).collect();
     assert_eq!(waits(place(&gang(Packing::Spread, vec![some]), &nodes))[0].eligible, 0);
+}
+
+/// A node with so many ports, some of which are in use.
+fn with_ports(capacity: &str, ports: &str, in_use: &[u16]) -> NodeCapacity {
+    let mut room = NodeCapacity { ports: Some(ports.parse().unwrap()), ..room(capacity) };
+    for port in in_use {
+        let (pod, none) = (format!("p{port}").parse().unwrap(), ResourceList::default());
+        room.allocate_with_port(&pod, &owner(9), &none, Some(*port)).unwrap();
+    }
+    room
+}
+
+#[test]
+fn pods_that_need_a_port_go_where_one_is_free() {
+    for resources in ["cpu=1", ""] {
+        let mut nodes = fleet(&["cpu=8", "cpu=8", "cpu=8"]);
+        nodes.node_capacities.insert(node(0), with_ports("cpu=8", "100-101", &[100, 101]));
+        nodes.node_capacities.insert(node(1), with_ports("cpu=8", "100-102", &[101, 300]));
+        let need = |ports| TaskSpec { ports, ..task("w", 4, resources) };
+        // The third node gives out none: pods there need none of it.
+        let placed = bound(place(&gang(Packing::Spread, vec![need(4)]), &nodes));
+        assert!(!placed["w"].contains(&"n0000".to_owned()), "{placed:?}");
+        assert!(placed["w"].iter().filter(|node| *node == "n0001").count() <= 2, "{placed:?}");
+        nodes.unfit = [node(2)].into();
+        let mut index = FleetIndex::of(&nodes);
+        let all = gang(Packing::Spread, vec![need(4)]);
+        assert_eq!(index.fitting(&all.tasks[0]), 2);
+        let version = index.version();
+        let reasons = waits(index.place(&all));
+        assert_eq!(reasons[0].fitting, 2);
+        let why = "n0000: all its ports, 100-101, are taken";
+        assert!(reasons[0].message.contains(why), "{}", reasons[0].message);
+        // Two of the four need one: they come first, and only their number counts.
+        let two = gang(Packing::Spread, vec![need(2)]);
+        assert_eq!(bound(index.place(&two))["w"][..2], ["n0001", "n0001"]);
+        assert!(!index.may_have_room(version, &all));
+        nodes.node_capacities.insert(node(0), with_ports("cpu=8", "100-101", &[]));
+        index.follow(&nodes);
+        assert!(index.may_have_room(version, &all), "ports are free again");
+        assert!(index.find(&all).is_some());
+    }
+}
+
+#[test]
+fn search_without_some_nodes_leaves_the_index_as_it_was() {
+    let nodes = fleet(&["cpu=1", "cpu=1"]);
+    let mut index = FleetIndex::of(&nodes);
+    let (one, two) = (task("w", 1, "cpu=1"), task("w", 2, "cpu=1"));
+    let (one, two) = (gang(Packing::Spread, vec![one]), gang(Packing::Spread, vec![two]));
+    let version = index.version();
+    for avoided in [node(0), node(1)] {
+        let found = index.find_without(&one, &[avoided.clone()].into()).unwrap();
+        assert_ne!(found.tasks["w"], [avoided.clone()]);
+        assert_eq!(index.find_without(&two, &[avoided].into()), None);
+    }
+    assert_eq!(index.version(), version);
+    assert!(index.find(&two).is_some());
 }
 
 prop_compose! {

@@ -136,3 +136,34 @@ fn member_keeps_a_fit_node_if_another_finds_no_room() {
     sched.run();
     assert_eq!(sched.nodes("g"), ["n0"]);
 }
+
+/// All ports of the first node are taken: that is no reason to wait beside one that has some.
+#[test]
+fn gang_that_needs_ports_goes_where_they_are_free() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    for (node, ports) in [("n0", "100-100"), ("n1", "100-101")] {
+        let node = node.parse().unwrap();
+        let mut room = sched.fleet.node_capacities.of(&node).clone();
+        room.ports = Some(ports.parse().unwrap());
+        sched.fleet.node_capacities.insert(node, room);
+    }
+    let listens = |count: u32, ports: u32, resources: Value| json!({"tasks": [{"name": "w", "replicas": count, "resources": resources, "ports": ports}]});
+    // One of two listens; the other goes anywhere.
+    sched.group("a", listens(2, 1, json!({"cpu": "1"})));
+    sched.group("b", listens(2, 2, json!({})));
+    sched.run();
+    let mut ports: Vec<(String, Option<u16>)> = Vec::new();
+    for group in ["a", "b"] {
+        let placed = sched.status(group).placement.as_ref().unwrap();
+        ports
+            .extend(placed.placed().map(|(_, n, node)| (node.to_string(), placed.port_of("w", n))));
+    }
+    let given: std::collections::BTreeSet<_> =
+        ports.iter().filter(|(_, port)| port.is_some()).cloned().collect();
+    assert_eq!(given.len(), 3, "three listen, and no two have the same: {ports:?}");
+    sched.group("c", listens(1, 1, json!({"cpu": "1"})));
+    sched.run();
+    let status = sched.status("c");
+    assert_eq!(status.phase, PodGroupPhase::Pending);
+    assert!(status.message.contains("n1: all its ports, 100-101, are taken"), "{}", status.message);
+}

@@ -85,6 +85,8 @@ struct CandidateNode {
     is_open: bool,
     /// Breaks ties between equal nodes.
     tie: u64,
+    /// Number of pods of the gang.
+    pods: usize,
 }
 
 impl CandidateNode {
@@ -95,6 +97,7 @@ impl CandidateNode {
             free: room.free(),
             is_open: !room.is_unreadable && !room.capacity.is_zero(),
             tie: content_hash(&text),
+            pods: 0,
         }
     }
 
@@ -173,6 +176,7 @@ impl<'a> Attempt<'a> {
             let Some((_, node)) = queue.pop_first() else { break };
             let candidate = self.sites.get_mut(node).expect("a candidate has a site");
             candidate.free.sub(want);
+            candidate.pods += 1;
             nodes.push(node);
             if candidate.has_room(want) {
                 queue.insert((candidate.rank(want, packing), node));
@@ -230,7 +234,11 @@ impl<'a> Attempt<'a> {
         };
         for node in candidates[at].iter().take(NODES_NAMED) {
             if let Some(insufficient) = self.insufficient(node, &task.resources, fleet) {
-                message.push_str(&format!("; {node}: {insufficient}"));
+                let with = match self.sites[node].pods {
+                    0 => String::new(),
+                    pods => format!(", for {} pods of the gang", pods + 1),
+                };
+                message.push_str(&format!("; {node}{with}: {insufficient}"));
             }
         }
         let fitting = u32::try_from(fitting).unwrap_or(u32::MAX);
@@ -252,7 +260,9 @@ impl<'a> Attempt<'a> {
             (true, _) => Insufficient::Unreadable,
             (false, false) => Insufficient::NothingDeclared,
             (false, true) => {
-                Insufficient::Short(shortages(want, &candidate.free, &candidate.capacity))
+                let mut wanted = room.free().beyond(&candidate.free);
+                wanted.add(want);
+                Insufficient::Short(shortages(&wanted, &room.free(), &candidate.capacity))
             }
         })
     }
