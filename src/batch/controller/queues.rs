@@ -20,6 +20,7 @@ use rcfarm_api::ids::QueueName;
 use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::queue::spec::{DEFAULT_QUEUE, Desired, QueueRecord};
 use rcfarm_api::queue::status::{Counters, QueueStatus, WAITING_LISTED};
+use rcfarm_api::resource_list::PODS;
 use rcfarm_api::{FieldError, ResourceList, Stored, Timestamp, key};
 use rcfarm_store::{Index, Op, StoreError, TxnLimits};
 
@@ -83,7 +84,8 @@ impl SchedulerController {
             let (index, status) = self.queues.get(name).cloned().unwrap_or_default();
             let mut after = status.clone();
             (after.groups, after.allocated) = count(name, &status);
-            set_state(&mut after, queue, now);
+            let is_used = input.plan.usage.total(name).amount(PODS) > 0;
+            set_state(&mut after, queue, is_used, now);
             if with_messages {
                 let waiting = input.plan.waiting.get(name).into_iter().flatten();
                 after.waiting = waiting.take(WAITING_LISTED).cloned().collect();
@@ -248,10 +250,11 @@ fn fitting(ops: &[Op], limits: TxnLimits) -> usize {
     ops.iter().take(limits.ops).take_while(fits).count().max(1)
 }
 
-/// Sets state, message and fields without effect, from the queue's record and its counters.
-fn set_state(after: &mut QueueStatus, queue: &Queue, now: Timestamp) {
+/// Sets state, message and fields without effect, from the queue's record and its counters. `is_used`: whether it or a
+/// queue below it is charged.
+fn set_state(after: &mut QueueStatus, queue: &Queue, is_used: bool, now: Timestamp) {
     let groups = after.groups;
-    let admitted = groups.inqueue + groups.running + groups.unknown > 0;
+    let admitted = is_used || groups.inqueue + groups.running + groups.unknown > 0;
     let message = match queue.wanted {
         Wanted::Unreadable => cut(&FieldError::list(&queue.problems), 4096),
         Wanted::ClosedByParent => "a queue above it is closed".to_owned(),

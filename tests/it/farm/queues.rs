@@ -239,11 +239,15 @@ async fn queue_closes_after_its_groups_end_and_reopens() {
         move || async move { queue_status(cluster, "q").await.state == Some(wanted) }
     };
     within(5 * SECOND, "closing", state(QueueState::Closing)).await;
+    let top = queue_status(&cluster, "top").await.state;
+    assert_eq!(top, Some(QueueState::Closing), "what is below it still runs");
     put_group(&cluster, "b", json!({"queue": "q", "tasks": workers(1, "1")})).await;
     becomes(&cluster, "b", PodGroupPhase::Pending, PodGroupReason::QueueClosed).await;
     cluster.delete(key::pod_group(&id("a"))).await;
     within(5 * SECOND, "closed although one waits", state(QueueState::Closed)).await;
-    assert_eq!(queue_status(&cluster, "top").await.state, Some(QueueState::Closed));
+    let is_closed =
+        || async { queue_status(&cluster, "top").await.state == Some(QueueState::Closed) };
+    within(5 * SECOND, "the one above, too", is_closed).await;
     put_queue(&cluster, "top", json!({})).await;
     within(5 * SECOND, "open again", state(QueueState::Open)).await;
     becomes(&cluster, "b", PodGroupPhase::Inqueue, PodGroupReason::AsDesired).await;
