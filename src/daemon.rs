@@ -1,6 +1,7 @@
 //! Composition root: builds a farm from its kinds. A new kind of record is one line in `KINDS`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::batch;
 use crate::batch::caches::SchedulerCaches;
@@ -41,6 +42,7 @@ struct Parts {
     placement: PlacementSources,
     scheduler_caches: Arc<SchedulerCaches>,
     job_caches: Arc<JobCaches>,
+    job_ttl: Option<Duration>,
 }
 
 impl Parts {
@@ -58,6 +60,7 @@ impl Parts {
             rc_caches: RcCaches::new(store.clone(), view.clone()),
             scheduler_caches: SchedulerCaches::new(store.clone(), view.clone(), commands.clone()),
             job_caches: JobCaches::new(store.clone(), view.clone(), commands),
+            job_ttl: settings.job_ttl,
             view,
         }
     }
@@ -74,7 +77,7 @@ struct KindEntry {
 const KINDS: [KindEntry; 3] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
     KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone())) },
-    KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone())) },
+    KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl)) },
 ];
 
 /// The data of all kinds, without a farm.

@@ -82,6 +82,7 @@ pub async fn run(input: &[u8]) {
         session: SessionSettings::default(),
         limits: TxnLimits::default(),
         node_grace: NODE_GRACE,
+        job_ttl: None,
     };
     let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);
     let farm = Farm::of_all_kinds(settings, env, by_labels(), Arc::new(NoDiscovery));

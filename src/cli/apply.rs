@@ -281,8 +281,18 @@ impl DescribedObjects {
             self.controllers.extend(DescribedRc::list(at, document)?);
             return Ok(());
         }
+        if document.is_array() {
+            let why = "it is a list of objects; write them one after the other, divided by ---";
+            return Err(wrong(at, why.to_owned()));
+        }
         match document.get("kind").and_then(Value::as_str) {
             Some("PriorityClass") => self.classes.push(DescribedClass::new(at, &document)?),
+            Some("List") => {
+                let items = document.get("items").and_then(Value::as_array);
+                for (n, item) in items.into_iter().flatten().enumerate() {
+                    self.add(&format!("{at}, items[{n}]"), item.clone(), within)?;
+                }
+            }
             Some("Queue") => self.queues.push(DescribedQueue::new(at, document)?),
             None if document.get("id").is_some() && document.get("launchables").is_some() => {
                 let hint = "rcfarm rc create -f FILE --node-selector SELECTOR; or put it below manifest: of an entry \

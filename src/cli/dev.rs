@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener as PortProbe};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
@@ -24,7 +25,7 @@ use super::dev_token::DevToken;
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, stop_on_signal};
 use super::node_run::own_driver;
-use super::output::Output;
+use super::output::{Output, duration};
 use super::rc::find;
 use crate::daemon::by_labels;
 use crate::farm::{Farm, FarmSettings};
@@ -65,6 +66,9 @@ pub struct DevArgs {
     /// Ports that members of jobs are given, divided among the nodes
     #[arg(long, default_value = "20000-29999", value_name = "FIRST-LAST")]
     job_ports: PortRange,
+    /// Jobs that name no ttlSecondsAfterFinished are deleted this long after their end
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
+    job_ttl: Duration,
     /// Number of further nodes, labelled pool=simulated, which start no processes
     #[arg(long, default_value_t = 0, value_name = "N")]
     simulated: u16,
@@ -114,8 +118,12 @@ pub(super) async fn run(
     tokio::spawn(simulated::run(shared.clone(), clock, is_simulated, shutdown.clone()));
     let context = CommandContext::new(shared.clone(), out);
     let created = make_objects(&context, &args.apply, described).await?;
-    let farm =
-        Farm::of_all_kinds(settings(), system_env(shared), by_labels(), Arc::new(NoDiscovery));
+    let farm = Farm::of_all_kinds(
+        settings(args.job_ttl),
+        system_env(shared),
+        by_labels(),
+        Arc::new(NoDiscovery),
+    );
     print_welcome(&bound.to_string(), &token, &machines, args.simulated, &created);
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown.clone()).await?;
@@ -149,13 +157,14 @@ fn access(bound: SocketAddr, token: &DevToken) -> Access {
     Access { hosts, write_token: Some(token.token.clone()) }
 }
 
-fn settings() -> FarmSettings {
+fn settings(job_ttl: Duration) -> FarmSettings {
     FarmSettings {
         name: "dev".parse().expect("a legal name"),
         selector: Selector::everything(),
         session: SessionSettings::default(),
         limits: TxnLimits::default(),
         node_grace: crate::farm::NODE_GRACE,
+        job_ttl: Some(job_ttl),
     }
 }
 

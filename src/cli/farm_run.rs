@@ -153,6 +153,7 @@ impl FarmRunArgs {
             session,
             limits: TxnLimits { ops: usize::from(self.max_txn_ops), ..TxnLimits::default() },
             node_grace: self.node_grace,
+            job_ttl: None,
         })
     }
 

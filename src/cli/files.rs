@@ -7,6 +7,7 @@ use anyhow::Context;
 use serde::de::DeserializeOwned;
 
 use super::failure::failure;
+use crate::job::document::yaml_problem;
 
 /// Reads a YAML or JSON file. `flag` names its flag in errors, as in ` (--config)`.
 pub(super) fn read_yaml<T: DeserializeOwned>(path: &Path, flag: &str) -> anyhow::Result<T> {
@@ -14,7 +15,7 @@ pub(super) fn read_yaml<T: DeserializeOwned>(path: &Path, flag: &str) -> anyhow:
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}{flag}"))?;
     serde_saphyr::from_str(&text)
-        .map_err(|error| anyhow::anyhow!("{shown}: {}", error.without_snippet()))
+        .map_err(|error| anyhow::anyhow!("{shown}: {}", yaml_problem(&error)))
 }
 
 /// Refuses a file for `rcfarm apply` where a manifest is expected.

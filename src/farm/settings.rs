@@ -19,6 +19,8 @@ pub struct FarmSettings {
     pub limits: TxnLimits,
     /// A node counts as down this long after its agent's session is gone.
     pub node_grace: Duration,
+    /// Jobs whose document says nothing of `ttlSecondsAfterFinished` are deleted this long after their end; `None`: never.
+    pub job_ttl: Option<Duration>,
 }
 
 /// [`FarmSettings::node_grace`], unless set otherwise.

@@ -72,6 +72,8 @@ pub struct JobController {
     consumed: BTreeSet<Uuid>,
     /// Decoded record and its ModifyIndex.
     decoded: Option<(Index, Arc<DecodedJob>)>,
+    /// TTL of a job whose document names none.
+    default_ttl: Option<Duration>,
 }
 
 impl Revisioned for JobStatus {
@@ -120,6 +122,7 @@ impl JobController {
         claimed: ClaimedRecord,
         id: Namespaced,
         caches: Arc<JobCaches>,
+        default_ttl: Option<Duration>,
     ) -> JobController {
         let (status, group) = match caches.take_page(&id) {
             Some(Page { status, group, .. }) => (Some(status), group),
@@ -141,6 +144,7 @@ impl JobController {
             warned: None,
             consumed: BTreeSet::new(),
             decoded: None,
+            default_ttl,
         }
     }
 

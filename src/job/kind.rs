@@ -87,13 +87,18 @@ fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 pub struct JobKind {
     ctx: ControllerContext,
     caches: Arc<JobCaches>,
+    default_ttl: Option<Duration>,
 }
 
 impl JobKind {
-    /// Uses the caches that all jobs of the farm share.
+    /// Uses the caches that all jobs of the farm share. `default_ttl`: as `FarmSettings::job_ttl`.
     #[must_use]
-    pub fn new(ctx: ControllerContext, caches: Arc<JobCaches>) -> Self {
-        JobKind { ctx, caches }
+    pub fn new(
+        ctx: ControllerContext,
+        caches: Arc<JobCaches>,
+        default_ttl: Option<Duration>,
+    ) -> Self {
+        JobKind { ctx, caches, default_ttl }
     }
 }
 
@@ -192,6 +197,7 @@ impl Kind for JobKind {
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
         // `check_name` accepted it before the claim.
         let id = claimed.id.as_str().parse().expect("a job's name");
-        Box::new(JobController::new(self.ctx.clone(), claimed, id, self.caches.clone()))
+        let (ctx, caches) = (self.ctx.clone(), self.caches.clone());
+        Box::new(JobController::new(ctx, claimed, id, caches, self.default_ttl))
     }
 }

@@ -570,11 +570,30 @@ fn say_counts(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slo
             count.members.count(PodPhase::Pending);
         }
     }
+    if plan.status.state.phase.is_final() {
+        count_cleaned_up(seen, plan, &mut after);
+    }
     let selector = format!(
         "volcano.sh/job-name={},volcano.sh/job-namespace={}",
         seen.id.name, seen.id.namespace
     );
     publish(&mut plan.status, seen.job, &after, &selector);
+}
+
+/// Members of a job that is over count as they have ended, also when `cleanPodPolicy` has removed their pods.
+fn count_cleaned_up(seen: &JobObserved<'_>, plan: &JobPlan, after: &mut TaskCounts<'_>) {
+    let was_over = seen.status.uid == seen.uid && seen.status.state.phase.is_final();
+    for (pod, _) in plan.remove.iter().filter(|(pod, _)| pod.phase.has_ended()) {
+        if let Some(count) = after.get_mut(pod.slot.task.as_str()) {
+            count.members.count(pod.phase);
+        }
+    }
+    for (task, count) in after.iter_mut().filter(|_| was_over) {
+        let before = |phase| seen.status.task_status_count.get(*task)?.get(&phase).copied();
+        let members = &mut count.members;
+        members.succeeded = members.succeeded.max(before(PodPhase::Succeeded).unwrap_or(0));
+        members.failed = members.failed.max(before(PodPhase::Failed).unwrap_or(0));
+    }
 }
 
 /// Sets the time of the next reconcile.

@@ -338,8 +338,17 @@ fn bytes(text: &str) -> Option<u64> {
         .iter()
         .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)))
         .unwrap_or((text, 1));
-    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    is_number.then(|| number.parse::<u64>().ok()?.checked_mul(unit))?
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let is_digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let is_bytes = unit == 1 && !part.is_empty();
+    if whole.is_empty() || is_bytes || part.len() > 9 || !is_digits(whole) || !is_digits(part) {
+        return None;
+    }
+    let whole = whole.parse::<u64>().ok()?.checked_mul(unit)?;
+    let nanos: u64 = format!("{part:0<9}").parse().ok()?;
+    // Rounded up, as in Kubernetes.
+    let part = (u128::from(nanos) * u128::from(unit)).div_ceil(1_000_000_000);
+    whole.checked_add(u64::try_from(part).ok()?)
 }
 
 #[cfg(test)]
@@ -358,6 +367,9 @@ mod tests {
         let some = list("cpu=4, memory=8Gi,gpu=8");
         assert_eq!((some.amount(CPU), some.amount(MEMORY)), (4_000, 8 << 30));
         assert_eq!(some.devices().collect::<Vec<_>>(), [("gpu", 8)]);
+        for (text, bytes) in [("1.5Gi", 3 << 29), ("0.5k", 500), ("1.0000001k", 1_001)] {
+            assert_eq!(list(&format!("memory={text}")).amount(MEMORY), bytes, "{text}");
+        }
         for (text, millis) in [("cpu=0.5", 500), ("cpu=250m", 250), ("cpu=1.025", 1_025)] {
             assert_eq!(list(text).amount(CPU), millis, "{text}");
         }

@@ -102,6 +102,7 @@ impl RunningFarm {
             session: design.session.clone(),
             limits: design.limits,
             node_grace: NODE_GRACE,
+            job_ttl: None,
         };
         let clock: Arc<dyn Clock> = env.clock.clone();
         let ids = Arc::new(IdSource::from_seed(rng.seed()));

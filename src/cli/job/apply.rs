@@ -59,6 +59,10 @@ impl WantedJob {
     ) -> anyhow::Result<Vec<WantedJob>> {
         let mut all: Vec<WantedJob> = Vec::new();
         for DescribedJob { at, id, document } in described {
+            if let Err(issue) = document::framework(&document) {
+                problems.push(format!("{id}: {issue}"));
+                continue;
+            }
             if all.iter().any(|other| other.id == id) {
                 return Err(wrong(&at, format!("{id} is there twice")));
             }
@@ -236,7 +240,7 @@ fn conflict(one: &WantedJob) -> Option<String> {
             "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
              (changed: {})",
             one.id,
-            differences(&stored, &one.document)
+            differences(&document::immutable(&stored), &document::immutable(&one.document))
                 .iter()
                 .map(|difference| difference.field.clone())
                 .collect::<Vec<_>>()

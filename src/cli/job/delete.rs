@@ -5,6 +5,7 @@
 //! two leaves status and group, which the same command deletes when repeated.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::apply::names;
 use super::commands::{job_change, write};
-use super::find::{FoundJob, FoundPod, find, pods};
+use super::find::{FoundJob, FoundPod, all, find, pods};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
@@ -28,12 +29,18 @@ use rcfarm_store::{Entry, Op, Query};
 #[derive(clap::Args)]
 pub struct JobDeleteArgs {
     /// The jobs: their names, or <namespace>/<name>
-    #[arg(value_name = "JOB", required_unless_present = "filename")]
+    #[arg(value_name = "JOB", required_unless_present_any = ["filename", "all"])]
     jobs: Vec<Namespaced>,
+    /// All jobs of the namespace of --in; asks before, unless --yes is given
+    #[arg(long, conflicts_with_all = ["jobs", "filename"])]
+    all: bool,
+    /// Do not ask before all jobs are deleted
+    #[arg(long, short, requires = "all")]
+    yes: bool,
     /// A file with the documents of jobs, or a directory of such files; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE")]
     filename: Vec<String>,
-    /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
+    /// Namespace of --all, and of jobs whose document has none (`--namespace` is that of Consul Enterprise)
     #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
     within: Namespace,
     /// Do not wait until it is gone
@@ -44,11 +51,20 @@ pub struct JobDeleteArgs {
     timeout: Duration,
 }
 
+/// Jobs that the question before `--all` names.
+const MOST_NAMED: usize = 10;
 const READ_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyhow::Result<CliExit> {
     let mut ids = args.jobs.clone();
     ids.extend(names(&args.filename, &args.within)?);
+    if args.all {
+        ids = of_namespace(context, args).await?;
+        if ids.is_empty() {
+            context.note(format!("there are no jobs in {}", args.within));
+            return Ok(CliExit::Ok);
+        }
+    }
     if ids.is_empty() {
         let why = format!("there is no job in {}", args.filename.join(", "));
         return Err(failure(why, "name the jobs, or other files"));
@@ -106,6 +122,36 @@ pub(super) async fn run(context: &CommandContext, args: &JobDeleteArgs) -> anyho
         context.report(&error);
     }
     Err(last)
+}
+
+/// All jobs of the namespace, once the user has agreed.
+async fn of_namespace(
+    context: &CommandContext,
+    args: &JobDeleteArgs,
+) -> anyhow::Result<Vec<Namespaced>> {
+    let found = all(context).await?.into_iter().map(|found| found.id);
+    let ids: Vec<Namespaced> = found.filter(|id| id.namespace == args.within).collect();
+    if args.yes || ids.is_empty() {
+        return Ok(ids);
+    }
+    let names: Vec<&str> = ids.iter().map(|id| id.name.as_str()).take(MOST_NAMED).collect();
+    let more = if ids.len() > names.len() { ", …" } else { "" };
+    let question = format!(
+        "this deletes the {} jobs in {}: {}{more}",
+        ids.len(),
+        args.within,
+        names.join(", ")
+    );
+    if !std::io::stdin().is_terminal() {
+        return Err(failure(question, "nothing was deleted; to delete them, give --yes"));
+    }
+    eprint!("{question}\nType yes to delete them: ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    match answer.trim() {
+        "yes" => Ok(ids),
+        _ => Err(failure("nothing was deleted", "it was not answered with yes")),
+    }
 }
 
 /// Marks the record for deletion. The owner farm then deletes pods, group and record.

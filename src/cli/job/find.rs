@@ -12,6 +12,7 @@ use crate::cluster::pods::PodLabels;
 use crate::job::document::{self, Read};
 use crate::job::manifest::PodIdentity;
 use rcfarm_api::ids::{Namespaced, PodRef};
+use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key::{self, LabelKind};
@@ -97,6 +98,26 @@ pub(super) struct FoundPod {
     pub(super) identity: PodIdentity,
     pub(super) label_index: Index,
     pub(super) status: Option<PodStatus>,
+}
+
+/// Pods of a job that are being stopped: their nodes have them, and their labels are gone. Sorted by place.
+pub(super) async fn stopping(
+    context: &CommandContext,
+    found: &FoundJob,
+    labelled: &[FoundPod],
+) -> Result<Vec<(PodRef, PodIdentity)>, StoreError> {
+    let prefix = key::realities();
+    let entries = context.list(&prefix).await?;
+    let pods = entries.iter().filter_map(|entry| {
+        let (node, pod) = key::node_and_pod(&prefix, &entry.key)?;
+        Some((PodRef { node, pod }, identity_in(&entry.value)?))
+    });
+    let is_stopping = |(place, identity): &(PodRef, PodIdentity)| {
+        identity.job == found.id
+            && identity.uid.0 == found.uid()
+            && !labelled.iter().any(|pod| pod.place == *place)
+    };
+    Ok(pods.filter(is_stopping).collect())
 }
 
 /// Pods labelled with a job's name, including those of earlier jobs of that name.

@@ -8,6 +8,7 @@ mod find;
 mod follow;
 mod list;
 mod logs;
+mod missing;
 mod reading;
 mod run;
 mod show;
@@ -24,12 +25,14 @@ pub enum JobCommand {
     #[command(visible_alias = "ls")]
     List(list::JobListArgs),
     /// Run a command as a job: rcfarm job run --replicas 2 -- COMMAND
+    #[command(visible_alias = "submit")]
     Run(Box<run::JobRunArgs>),
     /// Show a job's record and status
     Get(JobGetArgs),
     /// Show a job's tasks and their pods
     Tree(JobArgs),
     /// Explain a job's phase and what it waits for
+    #[command(visible_alias = "describe")]
     Explain(JobArgs),
     /// Print the logs of a job's pods, from their nodes
     Logs(logs::JobLogsArgs),
@@ -44,6 +47,7 @@ pub enum JobCommand {
     /// Restart all pods of a job
     Restart(commands::CommandArgs),
     /// Terminate a job: it is stopped and counts as failed
+    #[command(visible_alias = "cancel")]
     Terminate(commands::CommandArgs),
     /// Complete a job: it is stopped and counts as completed
     Complete(commands::CommandArgs),

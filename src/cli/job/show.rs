@@ -2,17 +2,18 @@
 
 use serde_json::json;
 
-use super::find::{FoundJob, FoundPod, find, pods};
+use super::find::{FoundJob, FoundPod, find, pods, stopping};
+use super::missing::{MOST_NAMED, MissingMember, missing};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, fields, or_dash};
 use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
-use rcfarm_api::ids::Namespaced;
+use rcfarm_api::ids::{Namespaced, PodRef};
 use rcfarm_api::job::spec::JobSpec;
-use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::job::status::{JobCondition, JobStatus};
 use rcfarm_api::pod_group::status::PodGroupStatus;
-use rcfarm_api::{FieldError, Stored, key};
+use rcfarm_api::{FieldError, Stored, Timestamp, key};
 
 pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Result<CliExit> {
     let found = find(context, id).await?;
@@ -40,6 +41,7 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
                 ("attempt", status.version.to_string()),
                 ("started", or_dash(status.start_time.map(|at| age(at, now) + " ago"))),
                 ("ended", or_dash(status.completion_time.map(|at| age(at, now) + " ago"))),
+                ("ran for", or_dash(ran_for(status, now))),
                 ("owner", or_dash(status.owner.as_ref().map(|owner| owner.farm.to_string()))),
             ]);
         }
@@ -124,6 +126,11 @@ pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::R
         .filter(|pod| !tasks.iter().any(|(task, _)| *task == pod.identity.slot.task))
         .map(|pod| leaf(&found, pod))
         .collect();
+    let is_stopping = found.status.as_ref().is_some_and(|status| status.members.terminating > 0);
+    let stopping = match is_stopping {
+        true => stopping(context, &found, &pods).await?,
+        false => Vec::new(),
+    };
     let all: Vec<_> = tasks.iter().map(|(task, n)| (task, n, of(task))).collect();
     let shown = json!({
         "job": found.id,
@@ -131,6 +138,8 @@ pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::R
         "tasks": all.iter().map(|(task, n, pods)| json!({"task": task, "replicas": n, "pods": pods}))
             .collect::<Vec<_>>(),
         "other_pods": mismatched,
+        "stopping": stopping.iter().map(|(place, identity)| json!({"pod": place.pod, "node": place.node,
+            "member": identity.slot})).collect::<Vec<_>>(),
     });
     context.show(&shown, || {
         let phase = found.status.as_ref().map(|status| status.state.phase);
@@ -151,6 +160,10 @@ pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::R
                 ));
             }
         }
+        for (place, identity) in &stopping {
+            let (PodRef { node, pod }, slot) = (place, &identity.slot);
+            text.push_str(&format!("x  {pod}  {slot} is being stopped on {node}\n"));
+        }
         for pod in &mismatched {
             text.push_str(&format!("?  {} on {}: of no task of the job\n", pod.pod, pod.node));
         }
@@ -166,6 +179,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
     let lock = context.get(&key::job_lock(id)).await?;
     let is_owned = lock.is_some_and(|entry| entry.session.is_some());
     let verdict = verdict(&found, is_owned);
+    let missing = missing(context, &found, &pods(context, id).await?, group.as_ref()).await?;
     let shown = json!({
         "job": found.id,
         "verdict": verdict,
@@ -176,6 +190,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
             "phase": group.phase, "reason": group.reason, "message": group.message,
             "passed": group.passed,
         })),
+        "missing": missing,
         "failures": found.status.as_ref().map(|status| &status.failures),
         "delayed": found.status.as_ref().map(|status| &status.delayed),
         "not_before": found.status.as_ref().and_then(|status| status.not_before),
@@ -198,6 +213,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         }
         if let Some(status) = &found.status {
             rows.push(("members", members(status)));
+            rows.push(("missing", missing_lines(&missing)));
             let delayed = status.delayed.iter().map(|delayed| {
                 let of =
                     delayed.slot.as_ref().map(|slot| format!(" of {slot}")).unwrap_or_default();
@@ -206,17 +222,8 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
             let failures = status.failures.iter().rev().map(ToString::to_string);
             rows.push(("failed", failures.collect::<Vec<_>>().join("\n")));
             rows.push(("put off", delayed.collect::<Vec<_>>().join("\n")));
-            let conditions = status.conditions.iter().map(|condition| {
-                let holds = if condition.status { "" } else { "not " };
-                let why = if condition.message.is_empty() { "" } else { ": " };
-                format!(
-                    "{holds}{:?} since {} ({}){why}{}",
-                    condition.kind,
-                    condition.last_transition_time,
-                    condition.reason,
-                    condition.message
-                )
-            });
+            let conditions = status.conditions.iter().map(condition_line);
+            rows.push(("ran for", ran_for(status, context.now()).unwrap_or_default()));
             rows.push(("history", conditions.collect::<Vec<_>>().join("\n")));
         }
         if let Ok(read) = &found.read {
@@ -225,6 +232,30 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         rows.retain(|(_, value)| !value.is_empty());
         fields(rows)
     })
+}
+
+fn missing_lines(missing: &[MissingMember]) -> String {
+    let mut lines: Vec<String> = missing.iter().take(MOST_NAMED).map(MissingMember::line).collect();
+    if missing.len() > MOST_NAMED {
+        lines.push(format!("and {} more", missing.len() - MOST_NAMED));
+    }
+    lines.join("\n")
+}
+
+/// A condition that holds, or until when it held.
+fn condition_line(condition: &JobCondition) -> String {
+    let (kind, at) = (condition.kind, condition.last_transition_time);
+    let why = if condition.message.is_empty() { "" } else { ": " };
+    match condition.status {
+        true => format!("{kind:?} since {at:.0} ({}){why}{}", condition.reason, condition.message),
+        false => format!("{kind:?} until {at:.0}"),
+    }
+}
+
+/// For how long it has run, or ran until its end.
+fn ran_for(status: &JobStatus, now: Timestamp) -> Option<String> {
+    let started = status.start_time?;
+    Some(age(started, status.completion_time.unwrap_or(now)))
 }
 
 fn verdict(found: &FoundJob, is_owned: bool) -> String {

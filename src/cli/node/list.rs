@@ -1,6 +1,6 @@
 //! `rcfarm node list`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -8,10 +8,11 @@ use super::snapshot::{NodeListState, NodeSnapshot, all, unknown};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash, table};
-use rcfarm_api::ids::{NodeName, PodId, SessionId};
+use rcfarm_api::ids::{NodeName, PodId, PodRef, SessionId};
 use rcfarm_api::labels::{Labels, Selector};
+use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::resource_list::{ResourceList, units};
-use rcfarm_api::{Timestamp, key};
+use rcfarm_api::{Stored, Timestamp, key};
 
 #[derive(clap::Args)]
 pub struct NodeListArgs {
@@ -29,6 +30,8 @@ pub(super) struct NodeRow {
     pub(super) drain_deadline: Option<Timestamp>,
     /// Number of intents.
     pub(super) pods: usize,
+    /// Those of them whose processes have ended: they stay with their logs.
+    pub(super) ended_pods: usize,
     pub(super) labels: Labels,
     pub(super) address: Option<String>,
     #[serde(serialize_with = "with_units")]
@@ -49,7 +52,12 @@ fn with_units<S: Serializer>(capacity: &Option<ResourceList>, to: S) -> Result<S
 }
 
 impl NodeRow {
-    pub(super) fn of(node: &NodeSnapshot, pods: usize, last_heard: Option<Timestamp>) -> NodeRow {
+    /// `pods`: number of intents, and of those that have ended.
+    pub(super) fn of(
+        node: &NodeSnapshot,
+        (pods, ended_pods): (usize, usize),
+        last_heard: Option<Timestamp>,
+    ) -> NodeRow {
         let record = node.record.as_ref().ok().filter(|_| node.entry.is_some());
         NodeRow {
             name: node.name.clone(),
@@ -57,6 +65,7 @@ impl NodeRow {
             draining: node.is_draining(),
             drain_deadline: record.and_then(|record| record.drain_deadline),
             pods,
+            ended_pods,
             labels: node.labels.clone().unwrap_or_default(),
             address: record.map(|r| r.address.clone()).filter(|address| !address.is_empty()),
             capacity: record.map(|r| r.capacity.clone()).filter(|c| !c.is_zero()),
@@ -65,6 +74,15 @@ impl NodeRow {
             last_heard,
             problem: record.and_then(|record| record.problem.clone()),
             invalid: node.invalid(),
+        }
+    }
+
+    /// Number of pods, without those that have ended.
+    fn pods_words(&self) -> String {
+        let running = self.pods - self.ended_pods;
+        match self.ended_pods {
+            0 => running.to_string(),
+            ended => format!("{running} ({ended} ended)"),
         }
     }
 
@@ -80,9 +98,12 @@ impl NodeRow {
 pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow::Result<CliExit> {
     let mut nodes = all(context).await?;
     let intents = context.keys(&key::intents()).await?;
-    let mut pods: BTreeMap<NodeName, usize> = BTreeMap::new();
-    for (node, _) in intents.iter().filter_map(|key| key::node_and_pod(&key::intents(), key)) {
-        *pods.entry(node).or_default() += 1;
+    let ended = ended(context).await?;
+    let mut pods: BTreeMap<NodeName, (usize, usize)> = BTreeMap::new();
+    for (node, pod) in intents.iter().filter_map(|key| key::node_and_pod(&key::intents(), key)) {
+        let place = PodRef { node, pod };
+        let count = pods.entry(place.node.clone()).or_default();
+        *count = (count.0 + 1, count.1 + usize::from(ended.contains(&place)));
     }
     for name in pods.keys().filter(|name| !nodes.contains_key(name)).cloned().collect::<Vec<_>>() {
         nodes.insert(name.clone(), unknown(name));
@@ -91,7 +112,7 @@ pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow
         nodes.retain(|_, node| node.labels.as_ref().is_ok_and(|labels| selector.matches(labels)));
     }
     let heard = last_heard(context).await?;
-    let count = |node: &NodeSnapshot| pods.get(&node.name).copied().unwrap_or(0);
+    let count = |node: &NodeSnapshot| pods.get(&node.name).copied().unwrap_or_default();
     let row = |node: &NodeSnapshot| NodeRow::of(node, count(node), heard.get(&node.name).copied());
     let rows: Vec<(&NodeSnapshot, NodeRow)> =
         nodes.values().map(|node| (node, row(node))).collect();
@@ -112,7 +133,7 @@ pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow
             &[
                 ("NODE", &|(_, row)| row.name.to_string()),
                 ("STATE", &|(node, _)| node.state_words()),
-                ("PODS", &|(_, row)| row.pods.to_string()),
+                ("PODS", &|(_, row)| row.pods_words()),
                 ("CAPACITY", &|(_, row)| or_dash(row.capacity.as_ref())),
                 ("AGENT", &|(_, row)| or_dash(row.agent_version.as_ref())),
                 ("HEARD", &|(_, row)| row.heard(now)),
@@ -120,6 +141,18 @@ pub(super) async fn run(context: &CommandContext, args: &NodeListArgs) -> anyhow
             ],
         )
     })
+}
+
+/// Pods whose processes have all ended, as their nodes say.
+async fn ended(context: &CommandContext) -> anyhow::Result<BTreeSet<PodRef>> {
+    let prefix = key::pod_statuses();
+    let entries = context.list(&prefix).await?;
+    let ended = entries.iter().filter_map(|entry| {
+        let (pod, node) = key::pod_and_node(&prefix, &entry.key)?;
+        let status = PodStatus::decode(&entry.value).ok()?;
+        (status.phase == NodePodPhase::Ended).then_some(PodRef { node, pod })
+    });
+    Ok(ended.collect())
 }
 
 /// Timestamp of a health record.

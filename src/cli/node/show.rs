@@ -22,7 +22,9 @@ pub(super) async fn run(context: &CommandContext, args: &NodeGetArgs) -> anyhow:
     let node = find(context, &args.node).await?;
     let pods = pods(context, &node).await?;
     let heard = last_heard_of(context, &node.name, pods.iter().map(|pod| &pod.pod_id)).await?;
-    let row = NodeRow::of(&node, pods.iter().filter(|pod| pod.intended).count(), heard);
+    let intended = || pods.iter().filter(|pod| pod.intended);
+    let count = (intended().count(), intended().filter(|pod| pod.ended).count());
+    let row = NodeRow::of(&node, count, heard);
     let record = node.entry.as_ref().map(|entry| {
         serde_json::from_slice(&entry.value)
             .unwrap_or_else(|_| json!(String::from_utf8_lossy(&entry.value)))

@@ -56,11 +56,12 @@ impl JobController {
         if let Some((_, same)) = self.decoded.as_ref().filter(|(then, _)| *then == index) {
             return Ok(same.clone());
         }
-        let (document, read) = match document::decode(&self.id, value) {
+        let (document, mut read) = match document::decode(&self.id, value) {
             // A job that is being deleted needs no valid spec: its pods and group are found by name.
             Err(problems) => document::finalize(value).ok_or(problems)?,
             Ok(read) => read,
         };
+        read.spec.ttl = read.spec.ttl.or(self.default_ttl);
         let immutable_hash = document::immutable_hash(&document);
         let decoded = Arc::new(DecodedJob { read, immutable_hash });
         self.decoded = Some((index, decoded.clone()));

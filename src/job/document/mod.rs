@@ -84,8 +84,14 @@ pub fn framework(document: &Value) -> Result<Framework, FieldError> {
 pub fn name(document: &Value) -> Result<Namespaced, FieldError> {
     let of = |field: &str| document.get("metadata")?.get(field)?.as_str();
     let wrong = |field: &str, why: String| FieldError::new(format!("metadata.{field}"), why, "");
+    let metadata = |field: &str| document.get("metadata").and_then(|all| all.get(field));
     let Some(name) = of("name") else {
-        return Err(wrong("name", "the job has no name".to_owned()));
+        let why = match (metadata("name"), metadata("generateName")) {
+            (Some(_), _) => "a name is a text; put quotes around it",
+            (None, Some(_)) => "the job has no name, and generateName makes none; write name",
+            (None, None) => "the job has no name",
+        };
+        return Err(wrong("name", why.to_owned()));
     };
     let namespace = of("namespace").unwrap_or(DEFAULT_NAMESPACE);
     Ok(Namespaced {
@@ -173,7 +179,27 @@ pub fn finalize(value: &[u8]) -> Option<(Value, Read)> {
 ///
 /// # Errors The parser's message, with line and column.
 pub fn from_yaml(text: &str) -> Result<Value, String> {
-    serde_saphyr::from_str::<Value>(text).map_err(|error| error.without_snippet().to_string())
+    serde_saphyr::from_str::<Value>(text).map_err(|error| yaml_problem(&error))
+}
+
+/// The parser's message, with line and column, without the names of its own functions and options.
+#[must_use]
+pub fn yaml_problem(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().to_string();
+    let (what, at) = match text.rfind(" at line ") {
+        Some(at) => text.split_at(at),
+        None => (text.as_str(), ""),
+    };
+    let what = match what {
+        _ if what.starts_with("budget breached") || what.starts_with("recursion limit") => {
+            "it is too large, too deep, or its aliases expand to too much"
+        }
+        _ if what.contains("from_str_multiple") => {
+            "there are several documents, and one is expected; rcfarm apply -f takes several"
+        }
+        other => other.trim_end_matches(", set DuplicateKeyPolicy in Options if acceptable"),
+    };
+    format!("{what}{at}")
 }
 
 /// Parses the documents of a YAML stream, or a JSON document. Empty ones are left out.
@@ -182,7 +208,7 @@ pub fn from_yaml(text: &str) -> Result<Value, String> {
 /// The parser's message, with line and column.
 pub fn all_from_yaml(text: &str) -> Result<Vec<Value>, String> {
     let all = serde_saphyr::from_multiple::<Value>(text);
-    let mut all = all.map_err(|error| error.without_snippet().to_string())?;
+    let mut all = all.map_err(|error| yaml_problem(&error))?;
     all.retain(|document| !document.is_null());
     Ok(all)
 }
@@ -426,10 +452,13 @@ fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, issues: &m
     }
 }
 
-/// Hash of the fields that may not change while the job exists: all but counts, priority and timing (`volcano.md` §6).
-/// It is computed from the document, so that it does not change with the version of this program.
+/// The spec without the fields that may change while the job exists: counts, priority and timing (`volcano.md` §6).
 #[must_use]
-pub fn immutable_hash(document: &Value) -> u64 {
+pub fn immutable(document: &Value) -> Value {
+    serde_json::json!({"spec": immutable_spec(document)})
+}
+
+fn immutable_spec(document: &Value) -> Value {
     let mut spec = document.get("spec").cloned().unwrap_or_default();
     let may_change = [
         "minAvailable",
@@ -471,6 +500,14 @@ pub fn immutable_hash(document: &Value) -> u64 {
             }
         }
     }
+    spec
+}
+
+/// Hash of the fields that may not change while the job exists. It is computed from the document, so that it does not
+/// change with the version of this program.
+#[must_use]
+pub fn immutable_hash(document: &Value) -> u64 {
+    let spec = immutable_spec(document);
     let kind = document.get("kind").and_then(Value::as_str).unwrap_or("Job");
     let mut immutable_hash = format!("{kind} {spec}");
     if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {

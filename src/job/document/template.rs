@@ -359,10 +359,12 @@ fn field_value(mut from: FieldReader<'_>, issues: &mut FieldIssues) -> String {
         None => "",
     };
     from.refuse(
-        &["configMapKeyRef", "secretKeyRef", "resourceFieldRef", "fileKeyRef"],
+        &["configMapKeyRef", "secretKeyRef", "fileKeyRef"],
         "there are no config maps and secrets; write the value itself",
         issues,
     );
+    let why = "requests and limits are not given to variables; write the value itself";
+    from.refuse(&["resourceFieldRef"], why, issues);
     from.finish(issues);
     value.to_owned()
 }
@@ -393,6 +395,13 @@ fn resources(
     let mut both = fields.object("resources", issues);
     let limits = amounts(&mut both, "limits", issues);
     let requests = amounts(&mut both, "requests", issues);
+    for (name, limit) in limits.iter().filter(|(name, limit)| requests.amount(name) > *limit) {
+        let (path, limit) = (both.at("requests"), ResourceList::spell(name, limit));
+        let why = format!(
+            "more {name} than the limit of {limit}, which Kubernetes refuses; the request counts"
+        );
+        issues.warning(path, why);
+    }
     let requests = limits.iter().chain(requests.iter()).collect();
     both.pass_over(&["claims"], NOT_HERE, issues);
     both.finish(issues);

@@ -611,6 +611,18 @@ fn no_text_makes_the_reader_panic() {
         assert!(read(&id(), &document).is_err(), "{text}");
     }
     assert!(from_yaml("a: [").is_err());
+    let nodes = |depth: usize| format!("a: {}{}", "[".repeat(depth), "]".repeat(depth));
+    for (text, why) in [
+        ("a: 1\na: 2".to_owned(), "duplicate mapping key: a at line 2"),
+        ("a: 1\n---\na: 2".to_owned(), "there are several documents, and one is expected"),
+        (nodes(20_000), "it is too large, too deep, or its aliases expand to too much"),
+    ] {
+        let said = from_yaml(&text).unwrap_err();
+        assert!(said.starts_with(why), "{said}");
+        for word in ["Options", "from_str", "budget", "Policy"] {
+            assert!(!said.contains(word), "{said}");
+        }
+    }
     assert!(decode(&id(), b"{").unwrap_err()[0].problem.contains("no JSON"));
 }
 

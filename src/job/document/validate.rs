@@ -153,6 +153,10 @@ fn policies(path: &str, policies: &[LifecyclePolicy], remarks: &mut FieldIssues)
                 remarks.problem(format!("{here}.exitCode"), "0 is not a valid error code");
             }
             (true, Some(code)) => {
+                if !(1..=255).contains(&code) {
+                    let why = format!("no process ends with {code}: exit codes are 1 to 255");
+                    remarks.warning(format!("{here}.exitCode"), why);
+                }
                 if !codes.insert(code) {
                     remarks
                         .problem(format!("{here}.exitCode"), format!("duplicate exitCode {code}"));

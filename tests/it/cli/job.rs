@@ -107,6 +107,66 @@ async fn delete_names_each_failure_and_refuses_files_without_jobs() {
     );
 }
 
+#[tokio::test]
+async fn mistakes_in_documents_are_named_in_words_of_the_document() {
+    let cluster = HttpCluster::new().await;
+    let refused = async |text: &str| {
+        write(&cluster, "wrong.yaml", text);
+        cluster.run(&["plan", "-f", "wrong.yaml"]).await.plan_failed()
+    };
+    let with = |from: &str, to: &str| JOB.replace(from, to);
+    for (text, words) in [
+        (with("{name: mnist}", "{name: 123}"), "a name is a text; put quotes around it"),
+        (with("{name: mnist}", "{generateName: m-}"), "generateName makes none; write name"),
+        ("[{kind: Job}]".to_owned(), "it is a list of objects"),
+        ("a: 1\na: 2\n".to_owned(), "duplicate mapping key: a at line 2"),
+        (
+            "kind: Service\nmetadata: {name: e}\n---\nkind: Service\nmetadata: {name: e}\n"
+                .to_owned(),
+            "\"Service\" is no kind of job",
+        ),
+        (
+            with(
+                "command: [sleep, '60']",
+                "command: [sleep, '60'], env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]",
+            ),
+            "requests and limits are not given to variables",
+        ),
+    ] {
+        let said = refused(&text).await;
+        assert!(said.contains(words), "{said}");
+        for word in ["Options", "twice", "config maps"] {
+            assert!(!said.contains(word), "{said}");
+        }
+    }
+    let item = "apiVersion: batch.volcano.sh/v1alpha1\n  kind: Job\n  metadata: {name: mnist}";
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n- {item}\n{}", {
+        let spec = JOB.split_once("spec:").unwrap().1;
+        format!("  spec:{}", spec.replace('\n', "\n  "))
+    });
+    write(&cluster, "list.yaml", &list);
+    assert_eq!(cluster.run(&["apply", "-f", "list.yaml"]).await.ok(), "default/mnist: created\n");
+    // Of the fields that differ, those that may change are not named.
+    let changed = with("queue: default", "queue: other\n  minAvailable: 2")
+        .replace("replicas: 2", "replicas: 3");
+    write(&cluster, "job.yaml", &changed);
+    let said = cluster.run(&["apply", "-f", "job.yaml"]).await.failed();
+    assert!(said.contains("(changed: spec.queue)"), "{said}");
+    let wants = with(
+        "command: [sleep, '60']",
+        "command: [sleep, '60'], resources: {requests: {cpu: 2, memory: 1.5Gi}, limits: {cpu: 1}}",
+    );
+    let wants = wants
+        .replace("mnist", "more")
+        .replace("  queue:", "  policies: [{exitCode: 300, action: AbortJob}]\n  queue:");
+    write(&cluster, "job.yaml", &wants);
+    let plan = cluster.run(&["plan", "-f", "job.yaml"]).await;
+    assert_eq!(plan.code, 1, "{plan:?}");
+    for words in ["more cpu than the limit of 1", "no process ends with 300"] {
+        assert!(plan.stdout.contains(words), "{plan:?}");
+    }
+}
+
 /// Polls until `holds` is true.
 async fn until(cluster: &HttpCluster, holds: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..600 {

@@ -252,3 +252,77 @@ async fn logs_of_each_attempt_can_be_read_when_its_pod_is_gone() {
     assert_ne!(none.code, 0);
     assert!(none.stderr.contains("no node has the logs of attempt 3"), "{none:?}");
 }
+
+/// Of five members three have a place: `explain` names the others, with the reason of each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_that_do_not_run_are_named_with_the_reason() {
+    let dev = JobsDev::start(&["--nodes", "1", "--capacity", "cpu=3", "--job-ttl", "1h"]).await;
+    let container = json!({"command": ["sleep", "600"], "resources": {"requests": {"cpu": 1}}});
+    let mut document = job("some", container.clone(), "Never", json!({"minAvailable": 3}));
+    document["spec"]["tasks"][0]["replicas"] = json!(5);
+    dev.apply_json(&document).await;
+    dev.run(&["job", "wait", "some", "--for", "running"]).await.ok();
+    let explained = dev.run(&["job", "explain", "some", "-o", "json"]).await.json();
+    let missing = explained["missing"].as_array().unwrap();
+    let members: Vec<_> = missing.iter().map(|one| one["member"]["index"].as_u64()).collect();
+    assert_eq!(members, [Some(3), Some(4)], "{explained:#}");
+    let text = dev.run(&["job", "explain", "some"]).await.ok();
+    let why = "a-4: InsufficientCapacity: room for 0 of 1 on 1 nodes that match; node-1: cpu: 1 wanted, 0 of 3 free";
+    assert!(text.contains(why), "{text}");
+    assert!(text.contains("ran for") && !text.contains("not Running"), "{text}");
+
+    // What is free is what others have left, not what the gang itself would take.
+    let big = json!({"command": ["true"], "resources": {"requests": {"cpu": 2}}});
+    let mut two = job("two", big, "Never", json!({"minAvailable": 2}));
+    two["spec"]["tasks"][0]["replicas"] = json!(2);
+    dev.run(&["job", "delete", "some"]).await.ok();
+    dev.apply_json(&two).await;
+    until("it says why", async || {
+        let text = dev.run(&["job", "explain", "two"]).await.ok();
+        text.contains("node-1, for 2 pods of the gang: cpu: 4 wanted, 3 of 3 free")
+    })
+    .await;
+
+    // Pods that have ended are counted apart, and are not shown as critical.
+    dev.apply_json(&job("done", json!({"command": ["true"]}), "Never", json!({}))).await;
+    dev.apply_json(&job("bad", json!({"command": ["false"]}), "Never", json!({}))).await;
+    assert_eq!(dev.wait("done").await.code, 0);
+    assert_eq!(dev.wait("bad").await.code, 2);
+    let nodes = dev.run(&["node", "list"]).await.ok();
+    assert!(nodes.contains("0 (2 ended)"), "{nodes}");
+    let node = dev.run(&["node", "get", "node-1"]).await.ok();
+    assert!(node.contains("done-a-0") && node.contains("bad-a-0"), "{node}");
+    assert!(!node.contains("critical"), "{node}");
+
+    let asked = dev.run(&["job", "delete", "--all"]).await.failed();
+    assert!(asked.contains("the 3 jobs in default: bad, done, two"), "{asked}");
+    assert!(asked.contains("--yes"), "{asked}");
+    dev.run(&["job", "delete", "--all", "--in", "other", "--yes"]).await.ok();
+    assert_eq!(dev.run(&["job", "list", "-o", "json"]).await.json().as_array().unwrap().len(), 3);
+    let deleted = dev.run(&["job", "delete", "--all", "--yes"]).await.ok();
+    assert_eq!(deleted.lines().count(), 3, "{deleted}");
+    assert_eq!(dev.run(&["job", "list", "-o", "json"]).await.json(), json!([]));
+}
+
+/// Members keep counting when their pods are cleaned up. On dev a job goes after a while by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cleaned_up_members_count_and_jobs_of_dev_expire() {
+    let dev = JobsDev::start(&["--nodes", "1", "--job-ttl", "0s"]).await;
+    let policy = json!({"cleanPodPolicy": "All"});
+    let kept = json!({"runPolicy": policy, "ttlSecondsAfterFinished": 3600});
+    dev.apply_json(&job("kept", json!({"command": ["true"]}), "Never", kept)).await;
+    assert_eq!(dev.wait("kept").await.code, 0);
+    until("its pod is gone", async || {
+        let tree = dev.run(&["job", "tree", "kept", "-o", "json"]).await.json();
+        tree["tasks"][0]["pods"].as_array().unwrap().is_empty()
+    })
+    .await;
+    let status = dev.status("kept").await;
+    assert_eq!((&status["succeeded"], &status["failed"]), (&json!(1), &json!(0)), "{status:#}");
+    dev.apply_json(&job("short", json!({"command": ["true"]}), "Never", json!({}))).await;
+    until("it is gone", async || {
+        dev.run(&["job", "list", "-o", "json"]).await.json().as_array().unwrap().len() == 1
+    })
+    .await;
+    assert_eq!(dev.status("kept").await["state"]["phase"], "Completed");
+}

@@ -146,6 +146,7 @@ impl<S: Store> Cluster<S> {
             session: SessionSettings::default(),
             limits: self.limits,
             node_grace: rcfarm::farm::NODE_GRACE,
+            job_ttl: None,
         };
         (settings, self.env(store))
     }

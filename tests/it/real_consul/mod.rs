@@ -3,4 +3,5 @@
 mod acl_policies;
 mod agents;
 mod controllers;
+mod gangs;
 mod jobs;
