@@ -299,7 +299,7 @@ fn search_without_some_nodes_leaves_the_index_as_it_was() {
     let version = index.version();
     for avoided in [node(0), node(1)] {
         let found = index.find_without(&one, &[avoided.clone()].into()).unwrap();
-        assert_ne!(found.tasks["w"], [avoided.clone()]);
+        assert_ne!(found.tasks["w"][0], avoided);
         assert_eq!(index.find_without(&two, &[avoided].into()), None);
     }
     assert_eq!(index.version(), version);
