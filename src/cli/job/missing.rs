@@ -132,7 +132,9 @@ impl Known<'_> {
         let bound = placement.filter(|place| place.state == PlacementState::Bound);
         let Some(bound) = bound else {
             let (reason, message) = match self.group {
-                Some(group) => (group.reason.to_string(), group.message.clone()),
+                Some(group) => {
+                    (group.reason.to_string(), of_task(&group.message, &name).to_owned())
+                }
                 None => (state.reason.clone(), state.message.clone()),
             };
             return Some((None, reason, message));
@@ -224,6 +226,14 @@ impl Known<'_> {
 /// Node, reason and message.
 type Why = (Option<NodeName>, String, String);
 
+/// The part of a group's message about one of its tasks; all of it, if it does not name the task.
+fn of_task<'m>(message: &'m str, task: &str) -> &'m str {
+    let start = format!("task {task}: ");
+    let Some(at) = message.find(&start) else { return message };
+    let own = &message[at + start.len()..];
+    own.split("; task ").next().unwrap_or(own)
+}
+
 fn failed(state: &PodState) -> String {
     let code = state.exit_code(None).map(|code| format!("exit code {code}")).unwrap_or_default();
     let message = state.failure.as_ref().map_or(state.message.as_str(), |one| one.message.as_str());
@@ -231,5 +241,18 @@ fn failed(state: &PodState) -> String {
         (true, _) => message.to_owned(),
         (_, true) => code,
         _ => format!("{code}: {message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_of_a_group_is_divided_by_task() {
+        let message = "task ps: room for 0 of 1; n1: full; task w: no ready node matches";
+        assert_eq!(of_task(message, "ps"), "room for 0 of 1; n1: full");
+        assert_eq!(of_task(message, "w"), "no ready node matches");
+        assert_eq!(of_task("its queue is full", "w"), "its queue is full");
     }
 }
