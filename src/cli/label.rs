@@ -79,10 +79,49 @@ pub struct LabelListArgs {
 }
 
 /// Change of a set of labels.
-enum Edit {
-    Set(Labels),
-    Remove(Vec<String>),
+#[derive(Debug, Default)]
+pub(super) struct LabelEdit {
+    pub(super) set: Labels,
+    pub(super) remove: Vec<String>,
 }
+
+impl LabelEdit {
+    /// Reads words like kubectl's: `key=value` sets a label, `key-` removes one.
+    ///
+    /// # Errors
+    /// The first word that is neither.
+    pub(super) fn parse(words: &[String], example: &str) -> anyhow::Result<LabelEdit> {
+        let mut edit = LabelEdit::default();
+        for word in words {
+            match word.strip_suffix('-').filter(|_| !word.contains('=')) {
+                Some(key) => {
+                    check_label_key(key)?;
+                    edit.remove.push(key.to_owned());
+                }
+                None => drop(edit.set.extend([pair_of(word, example)?])),
+            }
+        }
+        match edit.remove.iter().find(|key| edit.set.contains_key(*key)) {
+            Some(key) => Err(failure(format!("label {key} is both set and removed"), example)),
+            None => Ok(edit),
+        }
+    }
+
+    /// The labels after the change.
+    pub(super) fn applied_to(&self, labels: &Labels) -> Labels {
+        let mut after = labels.clone();
+        after.retain(|key, _| !self.remove.contains(key));
+        after.extend(self.set.clone());
+        after
+    }
+
+    pub(super) fn touches(&self, key: &str) -> bool {
+        self.set.contains_key(key) || self.remove.iter().any(|other| other == key)
+    }
+}
+
+/// How labels are given to `label set`.
+const EXAMPLE: &str = "as in: rcfarm label set node n1 role=web";
 
 pub(super) async fn run(
     context: &CommandContext,
@@ -91,15 +130,18 @@ pub(super) async fn run(
     match command {
         LabelCommand::Set(args) => {
             let (id, pairs) = subject(args.words, args.selector.is_some())?;
-            let pairs = pairs.iter().map(|pair| pair_of(pair)).collect::<anyhow::Result<_>>()?;
-            edit(context, args.kind, id, args.selector.as_ref(), &Edit::Set(pairs)).await
+            let set =
+                pairs.iter().map(|pair| pair_of(pair, EXAMPLE)).collect::<anyhow::Result<_>>()?;
+            let wanted = LabelEdit { set, remove: Vec::new() };
+            edit(context, args.kind, id, args.selector.as_ref(), &wanted).await
         }
         LabelCommand::Remove(args) => {
             let (id, keys) = subject(args.words, args.selector.is_some())?;
             for key in &keys {
                 check_label_key(key)?;
             }
-            edit(context, args.kind, id, args.selector.as_ref(), &Edit::Remove(keys)).await
+            let wanted = LabelEdit { set: Labels::new(), remove: keys };
+            edit(context, args.kind, id, args.selector.as_ref(), &wanted).await
         }
         LabelCommand::Get(args) => get(context, &args).await,
         LabelCommand::List(args) => list(context, &args).await,
@@ -121,10 +163,8 @@ fn subject(
     Ok((id, words))
 }
 
-fn pair_of(text: &str) -> anyhow::Result<(String, String)> {
-    pair(text).map_err(|why| {
-        failure(format!("label {text:?}: {why}"), "as in: rcfarm label set node n1 role=web")
-    })
+fn pair_of(text: &str, example: &str) -> anyhow::Result<(String, String)> {
+    pair(text).map_err(|why| failure(format!("label {text:?}: {why}"), example))
 }
 
 /// Reads `key=value`.
@@ -140,7 +180,7 @@ async fn edit(
     kind: LabelKind,
     id: Option<String>,
     selector: Option<&Selector>,
-    edit: &Edit,
+    edit: &LabelEdit,
 ) -> anyhow::Result<CliExit> {
     check_reserved(kind, edit)?;
     let targets = match (id, selector) {
@@ -161,12 +201,8 @@ async fn edit(
 }
 
 /// Refuses changes of the two labels of pods that name their owner. Without them, a pod is lost to its controller.
-fn check_reserved(kind: LabelKind, edit: &Edit) -> anyhow::Result<()> {
-    let has = |key: &str| match edit {
-        Edit::Set(labels) => labels.contains_key(key),
-        Edit::Remove(keys) => keys.iter().any(|other| other == key),
-    };
-    match [RC_ID, POD_ID].into_iter().find(|key| kind == LabelKind::Pod && has(key)) {
+fn check_reserved(kind: LabelKind, edit: &LabelEdit) -> anyhow::Result<()> {
+    match [RC_ID, POD_ID].into_iter().find(|key| kind == LabelKind::Pod && edit.touches(key)) {
         None => Ok(()),
         Some(key) => Err(failure(
             format!("pod label {key} says whose pod it is; only farms write it"),
@@ -242,27 +278,16 @@ async fn change(
     context: &CommandContext,
     kind: LabelKind,
     target: &Target,
-    edit: &Edit,
+    edit: &LabelEdit,
 ) -> anyhow::Result<Labels> {
     let attempt = async || {
         let entry = context.get(&target.key).await?;
         let before = entry.as_ref().map(decode).transpose()?.unwrap_or_default();
-        let mut after = before.clone();
-        match edit {
-            Edit::Set(labels) => after.extend(labels.clone()),
-            Edit::Remove(keys) => after.retain(|key, _| !keys.contains(key)),
-        }
+        let after = edit.applied_to(&before);
         if after == before {
             return Ok(Some(after));
         }
-        let (index, flags) =
-            entry.as_ref().map_or((Index::ZERO, 0), |entry| (entry.modify_index, entry.flags));
-        let key = target.key.clone();
-        let op = if after.is_empty() {
-            Op::DeleteCas { key, index }
-        } else {
-            Op::Cas { key, value: encode_labels(&after), flags, index }
-        };
+        let op = write_op(target.key.clone(), entry.as_ref(), &after);
         let (mut set, mut removed) = (after.clone(), before.clone());
         set.retain(|key, value| before.get(key) != Some(value));
         removed.retain(|key, _| !after.contains_key(key));
@@ -280,7 +305,16 @@ async fn change(
     context.edit(&target.key, attempt).await
 }
 
-fn decode(entry: &Entry) -> anyhow::Result<Labels> {
+/// Writes a key of labels as it was read; one without labels is deleted.
+pub(super) fn write_op(key: Key, entry: Option<&Entry>, after: &Labels) -> Op {
+    let (index, flags) = entry.map_or((Index::ZERO, 0), |entry| (entry.modify_index, entry.flags));
+    match after.is_empty() {
+        true => Op::DeleteCas { key, index },
+        false => Op::Cas { key, value: encode_labels(after), flags, index },
+    }
+}
+
+pub(super) fn decode(entry: &Entry) -> anyhow::Result<Labels> {
     decode_labels(&entry.value).map_err(|error| {
         failure(
             format!("{}: {error}", entry.key),

@@ -35,8 +35,8 @@ pub struct Round {
     pub unknown: Vec<RecordId>,
 }
 
-/// A record to release, and an operation that guards the release.
-pub type Guarded = (RecordId, Option<Op>);
+/// A record to release, and operations that guard the release.
+pub type Guarded = (RecordId, Vec<Op>);
 
 /// Result of releases and hand-overs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

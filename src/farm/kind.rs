@@ -16,6 +16,7 @@ use super::status_check::StatusCheck;
 use super::subscriptions::Subscriber;
 use rcfarm_api::FieldError;
 use rcfarm_api::ids::{FarmName, RecordId};
+use rcfarm_api::labels::Labels;
 use rcfarm_store::cache::Cache;
 use rcfarm_store::time::{Clock, IdSource};
 use rcfarm_store::watch::PollPolicy;
@@ -88,6 +89,9 @@ pub struct KindSpec {
     pub locks: Prefix,
     /// Prefix of the records' labels, each under its record's name. A farm's selector is matched against them.
     pub labels: Prefix,
+    /// Labels in the value of a record. A farm's selector is matched against them, and over them those of `labels`.
+    /// `None`: values have none.
+    pub own_labels: Option<fn(&[u8]) -> Labels>,
     /// Checks that a key's tail below `records` names a record. The error is for people. Keys that name no record are
     /// reported and not claimed.
     pub check_name: fn(&str) -> Result<(), FieldError>,
@@ -141,6 +145,7 @@ impl KindSpec {
             records,
             locks,
             labels,
+            own_labels: None,
             check_name: |_| Ok(()),
             is_guarded: true,
             poll_policy: PollPolicy::PROMPT,

@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::claims::{BUSY_PAUSE, LONGEST_BUSY_PAUSE};
 use super::kind::{Kind, KindSpec, RegisteredKind};
+use super::record_labels::OwnLabels;
 use super::record_task::TaskHandle;
 use super::records::{Locks, RecordLabels, Records};
 use super::status_check::StatusCheck;
@@ -26,6 +27,8 @@ pub(super) struct KindState {
     pub(super) kind: Arc<dyn Kind>,
     pub(super) records: Arc<Cache<Records>>,
     pub(super) labels: Arc<Cache<RecordLabels>>,
+    /// Labels in the records' values; empty unless something needs labels.
+    pub(super) own_labels: Arc<OwnLabels>,
     pub(super) locks: Arc<Cache<Locks>>,
     pub(super) statuses: Arc<StatusCheck>,
     /// Cancelled when the kind has its first record. Then its locks, and the caches that its controllers read, are
@@ -60,12 +63,12 @@ pub(super) struct RunningRecord {
     pub(super) parting: Option<LockRelease>,
 }
 
-/// What happens to the lock once the task has stopped. If labels are the reason, an [`Op`] guards them: otherwise two
+/// What happens to the lock once the task has stopped. If labels are the reason, each [`Op`] guards them: otherwise two
 /// farms that saw different labels could pass the record to and fro.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LockRelease {
-    Release(Option<Op>),
-    HandOver(FarmName, SessionId, Option<Op>),
+    Release(Vec<Op>),
+    HandOver(FarmName, SessionId, Vec<Op>),
     Drop,
 }
 
@@ -77,6 +80,7 @@ impl KindState {
         KindState {
             records: cache(reader.clone(), spec.records.clone(), spec.poll_policy),
             labels: Cache::new(reader.clone(), spec.labels.clone(), spec.poll_policy),
+            own_labels: Arc::default(),
             locks: Cache::new(
                 reader.clone(),
                 spec.locks.clone(),
@@ -103,11 +107,19 @@ impl KindState {
     /// Subscribes to the caches that claims depend on, and to those that controllers read.
     pub(super) fn subscribe(&self, all: &mut Subscriptions) {
         let mut of_kind = all.of_kind(self.spec.name, self.begun.clone());
-        of_kind.on(&self.records, |wake, old, new| {
+        let (own_labels, labelled) = (self.spec.own_labels, self.labelled.clone());
+        of_kind.on(&self.records, move |wake, old, new| {
             let changed = Records::touched_keys(&old.value, &new.value);
-            // A changed record wakes only its own task. Claims depend on which records exist.
+            // A changed record wakes only its own task. Claims depend on which records exist, and on their labels.
+            let labels = |records: &Records, id: &RecordId| {
+                own_labels
+                    .zip(records.0.get(id))
+                    .map(|(labels_in, record)| labels_in(&record.value))
+            };
+            let is_relabelled = |id: &RecordId| labels(&old.value, id) != labels(&new.value, id);
             let moved = old.value.0.len() != new.value.0.len()
-                || changed.iter().any(|id| !old.value.0.contains_key(id));
+                || changed.iter().any(|id| !old.value.0.contains_key(id))
+                || labelled.is_cancelled() && changed.iter().any(is_relabelled);
             wake.records(changed);
             if moved || !new.is_trusted_as(old) {
                 wake.plan_claims();
@@ -146,6 +158,13 @@ impl KindState {
         }
         if by_labels || self.spec.needs_labels {
             self.labelled.cancel();
+        }
+    }
+
+    /// Reads the labels in the records' values, if something needs labels.
+    pub(super) fn read_own_labels(&mut self, records: &Snapshot<Records>) {
+        if let Some(labels_in) = self.spec.own_labels.filter(|_| self.labelled.is_cancelled()) {
+            Arc::make_mut(&mut self.own_labels).update(&records.value, labels_in);
         }
     }
 

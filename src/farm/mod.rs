@@ -18,6 +18,7 @@ mod ownership;
 pub mod plan;
 pub mod preflight;
 mod presence;
+pub mod record_labels;
 pub mod record_task;
 pub mod records;
 pub mod rights;

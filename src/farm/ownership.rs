@@ -15,6 +15,7 @@ use super::kind::{ClaimedRecord, Kind, KindSpec};
 use super::kind_state::{LockRelease, RunningRecord};
 use super::metrics::RecordMetrics;
 use super::plan::{ClaimPlan, ClaimsObserved, plan};
+use super::record_labels::SelectedBy;
 use super::record_task::{RecordTask, TaskExit, TaskHandle};
 use super::records::{Locks, RecordLabels, Records};
 use rcfarm_api::backoff;
@@ -45,11 +46,14 @@ impl FarmLoop<'_> {
         for n in 0..self.states.len() {
             let state = &mut self.states[n];
             let (records, labels) = (state.records.snapshot(), state.labels.snapshot());
+            state.read_own_labels(&records);
+            let own = state.own_labels.clone();
+            let labels = SelectedBy { keys: &labels.value, own: &own };
             let left_behind = match records.untrusted {
                 None => state.kind.left_behind(&records.value),
                 Some(_) => BTreeSet::new(),
             };
-            let is_ours = |id| labels.value.matches(id, &self.farm.settings.selector);
+            let is_ours = |id| labels.matches(id, &self.farm.settings.selector);
             if left_behind.iter().any(is_ours) {
                 // No event tells when nothing is left any more.
                 again_at = Some(again_at.map_or(now + TIDYING, |at| at.min(now + TIDYING)));
@@ -59,7 +63,7 @@ impl FarmLoop<'_> {
             let mut decided = plan(&ClaimsObserved {
                 records: &records.value,
                 left_behind: &left_behind,
-                labels: &labels.value,
+                labels,
                 locks: &state.locks.snapshot().value,
                 peers: &peers.value,
                 peers_since: &since,
@@ -78,7 +82,7 @@ impl FarmLoop<'_> {
                 decided.release.retain(|id| !held.contains(id) || !exists(id));
             }
             again_at = [again_at, decided.again_at].into_iter().flatten().min();
-            self.carry_out(e, n, decided, &labels.value);
+            self.carry_out(e, n, decided, labels);
         }
         let suspicions = self.untrusted_caches();
         self.farm.note(|report| {
@@ -100,7 +104,7 @@ impl FarmLoop<'_> {
         e: &mut SessionState,
         n: usize,
         plan: ClaimPlan,
-        labels: &RecordLabels,
+        labels: SelectedBy<'_>,
     ) {
         let (peers, now) = (self.peers.snapshot(), self.uptime());
         let state = &mut self.states[n];
@@ -126,17 +130,17 @@ impl FarmLoop<'_> {
                 Done::Parted(n, claims.release_stray(&spec, &id, &lock).await)
             }));
         }
-        let guard = |id: &RecordId| labels.guard(&state.spec.labels, id);
+        let guard = |id: &RecordId| labels.guards(&state.spec, id);
         let release = plan.release.into_iter().map(|id| {
             let is_there = state.records.snapshot().value.0.contains_key(&id);
-            let guard = is_there.then(|| guard(&id)).flatten();
+            let guard = if is_there { guard(&id) } else { Vec::new() };
             (id, LockRelease::Release(guard))
         });
         let drop = plan.drop.into_iter().map(|id| (id, LockRelease::Drop));
         let hand_over = plan.hand_over.into_iter().map(|(id, farm, to)| {
             let takes_all =
                 |farm| peers.value.value(farm).is_some_and(|peer| peer.selector.is_everything());
-            let guard = if takes_all(&farm) { None } else { guard(&id) };
+            let guard = if takes_all(&farm) { Vec::new() } else { guard(&id) };
             (id, LockRelease::HandOver(farm, to, guard))
         });
         let mut dropped = false;

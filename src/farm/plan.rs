@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::records::{Locks, Peers, RecordLabels, Records};
+use super::record_labels::SelectedBy;
+use super::records::{Locks, Peers, Records};
 use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::{FarmName, RecordId, SessionId};
 use rcfarm_api::labels::Selector;
@@ -27,7 +28,7 @@ pub struct ClaimsObserved<'a> {
     pub records: &'a Records,
     /// Names without a record that are claimed because something is left to clean up.
     pub left_behind: &'a BTreeSet<RecordId>,
-    pub labels: &'a RecordLabels,
+    pub labels: SelectedBy<'a>,
     pub locks: &'a Locks,
     /// The live farms. This one may be missing shortly after its start.
     pub peers: &'a Peers,

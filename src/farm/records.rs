@@ -102,18 +102,6 @@ impl RecordLabels {
         let index = self.0.get(id)?.index;
         Some(Op::CheckIndex { key: prefix.key_of(id.as_str())?, index })
     }
-
-    /// Whether `selector` matches the labels of `id`.
-    pub fn matches(&self, id: &RecordId, selector: &Selector) -> bool {
-        if selector.is_everything() {
-            return true;
-        }
-        match self.0.get(id).map(|labels| &labels.value) {
-            Some(Some(labels)) => selector.matches(labels),
-            Some(None) => false,
-            None => selector.matches(&Labels::new()),
-        }
-    }
 }
 
 impl CacheIndex for RecordLabels {
@@ -213,6 +201,7 @@ impl CacheIndex for Doorbells {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record_labels::{OwnLabels, SelectedBy};
     use super::*;
 
     fn entry(key: &str, value: &str, session: Option<&str>, index: u64) -> Entry {
@@ -254,6 +243,8 @@ mod tests {
                 entry("labels/replication_controller/y", "[", None, 2),
             ],
         );
+        let own = OwnLabels::default();
+        let labels = SelectedBy { keys: &labels, own: &own };
         let selector: Selector = "a=b".parse().unwrap();
         assert!(labels.matches(&"x".into(), &selector));
         assert!(!labels.matches(&"y".into(), &selector));

@@ -35,6 +35,7 @@ const LEFTOVERS_PAUSE: Duration = Duration::from_secs(10);
 #[must_use]
 pub fn spec() -> KindSpec {
     KindSpec {
+        own_labels: Some(document::labels_in),
         check_name,
         is_guarded: false,
         poll_policy: PollPolicy::BULK,

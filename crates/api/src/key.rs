@@ -190,8 +190,10 @@ layout! {
     job_locks() -> Prefix = "lock/rcfarm/jobs/";
     /// Ownership lock of a job.
     job_lock(id: &Namespaced) -> Key = "lock/rcfarm/jobs/{id}";
-    /// Labels of jobs, matched by a farm's selector.
+    /// Labels of jobs besides those of their documents, matched by a farm's selector.
     job_labels() -> Prefix = "labels/job/";
+    /// Labels of a job, over those of its document.
+    labels_of_job(id: &Namespaced) -> Key = "labels/job/{id}";
     job_bell(id: &Namespaced) -> Key = "rcfarm/bell/job/{id}";
     commands() -> Prefix = "rcfarm/commands/";
     /// A command to a queue, executed once. Commands to jobs may be here, too; whoever may write here may command every

@@ -7,7 +7,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::commands::job_change;
+use super::commands::{job_change, queue_conflict};
 use crate::batch::queues::Queues;
 use crate::cli::apply::{
     AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, would,
@@ -234,6 +234,9 @@ fn conflict(one: &WantedJob) -> Option<String> {
     let stored = one.stored_document()?;
     if stored.pointer("/metadata/deletionTimestamp").is_some() {
         return Some(format!("{}: it is being deleted; wait until it is gone", one.id));
+    }
+    if let Some(why) = queue_conflict(&one.id, &stored, &one.document) {
+        return Some(why);
     }
     (document::immutable_hash(&stored) != document::immutable_hash(&one.document)).then(|| {
         format!(

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::find::{FoundJob, find};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
+use crate::job::document;
 use rcfarm_api::audit::{Details, JobChange, record_hash};
 use rcfarm_api::command::{Command, CommandAction, Target};
 use rcfarm_api::ids::Namespaced;
@@ -220,6 +221,14 @@ pub(super) async fn write(
     let committed = context.commit([op], &Details::JobChanged(change), None).await?;
     committed.map_err(|_| changed_meanwhile(&found.id))?;
     Ok(())
+}
+
+/// Why a changed document cannot replace a stored one: its labels name another queue. The queue is no part of the spec
+/// there.
+pub(super) fn queue_conflict(id: &Namespaced, stored: &Value, wanted: &Value) -> Option<String> {
+    let queue = |document| document::read(id, document).ok().map(|read| read.spec.queue);
+    let (before, after) = (queue(stored)?, queue(wanted)?);
+    (before != after).then(|| format!("{id}: its queue cannot change, from {before} to {after}"))
 }
 
 /// The audit details of a change of a job.

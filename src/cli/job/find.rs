@@ -16,10 +16,11 @@ use rcfarm_api::job::identity::identity_in;
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_api::{FieldError, Stored};
 use rcfarm_store::cache::read_once;
-use rcfarm_store::{Entry, Index, StoreError};
+use rcfarm_store::{Entry, Index, Prefix, StoreError};
 
 /// A job's record, parsed, with its status.
 pub(super) struct FoundJob {
@@ -27,12 +28,19 @@ pub(super) struct FoundJob {
     pub(super) entry: Entry,
     pub(super) document: Value,
     pub(super) read: Result<Read, Vec<FieldError>>,
+    /// Its labels: those of the document, and over them those of its labels key.
+    pub(super) labels: Labels,
     /// The owner's status. `None`: no farm has handled this job yet.
     pub(super) status: Option<JobStatus>,
 }
 
 impl FoundJob {
-    fn new(id: Namespaced, entry: Entry, status: Option<&Entry>) -> FoundJob {
+    fn new(
+        id: Namespaced,
+        entry: Entry,
+        status: Option<&Entry>,
+        labels: Option<&Entry>,
+    ) -> FoundJob {
         let (document, read) = match document::decode(&id, &entry.value) {
             Ok((document, read)) => (document, Ok(read)),
             Err(problems) => {
@@ -41,7 +49,10 @@ impl FoundJob {
         };
         let status = status.and_then(|entry| JobStatus::decode(&entry.value).ok());
         let status = status.filter(|status| status.uid == JobUid(entry.create_index));
-        FoundJob { id, entry, document, read, status }
+        let over = labels.and_then(|entry| decode_labels(&entry.value).ok());
+        let mut labels = document::labels_in(&entry.value);
+        labels.extend(over.unwrap_or_default());
+        FoundJob { id, entry, document, read, labels, status }
     }
 
     /// CreateIndex of the record, which distinguishes jobs of one name.
@@ -66,7 +77,8 @@ pub(super) async fn look_up(
 ) -> Result<Option<FoundJob>, StoreError> {
     let Some(entry) = context.get(&key::job(id)).await? else { return Ok(None) };
     let status = context.get(&key::job_status(id)).await?;
-    Ok(Some(FoundJob::new(id.clone(), entry, status.as_ref())))
+    let labels = context.get(&key::labels_of_job(id)).await?;
+    Ok(Some(FoundJob::new(id.clone(), entry, status.as_ref(), labels.as_ref())))
 }
 
 /// All jobs, in key order.
@@ -81,16 +93,19 @@ pub(super) async fn with_statuses(
     statuses: &[Entry],
 ) -> Result<Vec<FoundJob>, StoreError> {
     let records = context.list(&key::jobs()).await?;
-    let statuses: BTreeMap<Namespaced, &Entry> = statuses
-        .iter()
-        .filter_map(|entry| Some((key::namespaced(&key::job_statuses(), &entry.key)?, entry)))
-        .collect();
+    let labels = context.list(&key::job_labels()).await?;
+    let (statuses, labels) =
+        (by_id(&key::job_statuses(), statuses), by_id(&key::job_labels(), &labels));
     let found = records.into_iter().filter_map(|entry| {
         let id = key::namespaced(&key::jobs(), &entry.key)?;
-        let status = statuses.get(&id).copied();
-        Some(FoundJob::new(id, entry, status))
+        let (status, labels) = (statuses.get(&id).copied(), labels.get(&id).copied());
+        Some(FoundJob::new(id, entry, status, labels))
     });
     Ok(found.collect())
+}
+
+fn by_id<'e>(prefix: &Prefix, entries: &'e [Entry]) -> BTreeMap<Namespaced, &'e Entry> {
+    entries.iter().filter_map(|entry| Some((key::namespaced(prefix, &entry.key)?, entry))).collect()
 }
 
 pub(super) struct FoundPod {

@@ -10,6 +10,7 @@ use crate::cli::output::{age, or_dash};
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::labels::Selector;
 
 #[derive(clap::Args)]
 pub struct JobListArgs {
@@ -19,6 +20,9 @@ pub struct JobListArgs {
     /// Only jobs of this queue
     #[arg(short, long)]
     queue: Option<String>,
+    /// Only jobs whose labels match
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<Selector>,
     /// Print a line for each change of a status
     #[arg(short, long)]
     watch: bool,
@@ -28,6 +32,7 @@ impl JobListArgs {
     fn selects(&self, found: &FoundJob) -> bool {
         let queue = found.read.as_ref().ok().map(|read| &read.spec.queue);
         self.within.as_ref().is_none_or(|within| found.id.namespace == *within)
+            && self.selector.as_ref().is_none_or(|selector| selector.matches(&found.labels))
             && self.queue.as_ref().is_none_or(|wanted| queue == Some(wanted))
     }
 }

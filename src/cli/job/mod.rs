@@ -6,6 +6,7 @@ mod commands;
 mod delete;
 mod find;
 mod follow;
+mod label;
 mod list;
 mod logs;
 mod missing;
@@ -38,6 +39,8 @@ pub enum JobCommand {
     Logs(logs::JobLogsArgs),
     /// Wait until a job has ended; exit code 2 unless it succeeded
     Wait(wait::WaitArgs),
+    /// Show or change the labels of a job: rcfarm job label JOB team=a tier-
+    Label(label::JobLabelArgs),
     /// Suspend a job: its pods are deleted, and it can be resumed
     Suspend(JobArgs),
     /// Resume a suspended or aborted job
@@ -90,6 +93,7 @@ pub(super) async fn run(context: &CommandContext, command: JobCommand) -> anyhow
         JobCommand::Explain(args) => show::explain(context, &args.job).await,
         JobCommand::Logs(args) => logs::logs(context, &args).await,
         JobCommand::Wait(args) => wait::run(context, &args).await,
+        JobCommand::Label(args) => label::run(context, &args).await,
         JobCommand::Suspend(args) => commands::suspend(context, &args.job).await,
         JobCommand::Resume(args) => commands::resume(context, &args).await,
         JobCommand::Abort(args) => commands::run(context, &args, CommandAction::AbortJob).await,

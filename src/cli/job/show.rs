@@ -1,6 +1,6 @@
 //! `rcfarm job get`, `tree`, `explain`.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::find::{FoundJob, FoundPod, find, pods, stopping};
 use super::missing::{MOST_NAMED, MissingMember, missing};
@@ -11,7 +11,7 @@ use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
 use rcfarm_api::ids::{Namespaced, PodRef};
 use rcfarm_api::job::spec::JobSpec;
-use rcfarm_api::job::status::{JobCondition, JobStatus};
+use rcfarm_api::job::status::{JobCondition, JobStatus, shown};
 use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
 
@@ -21,7 +21,8 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
         "job": found.id,
         "uid": found.uid(),
         "record": found.document,
-        "status": found.status,
+        "labels": found.labels,
+        "status": found.status.as_ref().map(shown_status),
         "problems": found.read.as_ref().err(),
         "warnings": found.read.as_ref().ok().map(|read| &read.warnings),
     });
@@ -31,6 +32,9 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
         if let Ok(read) = &found.read {
             rows.extend(spec_rows(&read.spec));
         }
+        let labels = found.labels.iter().map(|(key, value)| format!("{key}={value}"));
+        let labels = labels.collect::<Vec<_>>().join(",");
+        rows.push(("labels", or_dash(Some(labels).filter(|labels| !labels.is_empty()))));
         if let Some(status) = &found.status {
             rows.extend([
                 ("phase", status.state.phase.to_string()),
@@ -48,6 +52,13 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
         rows.push(("problems", remarks(found.read.as_ref().err().map_or(&[], |p| p.as_slice()))));
         fields(rows)
     })
+}
+
+/// A status as programs read it: conditions have Kubeflow's words.
+pub(super) fn shown_status(status: &JobStatus) -> Value {
+    let mut value = serde_json::to_value(status).expect("statuses encode");
+    value["conditions"] = json!(shown(&status.conditions));
+    value
 }
 
 fn spec_rows(spec: &JobSpec) -> Vec<(&'static str, String)> {
@@ -185,7 +196,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         "verdict": verdict,
         "owned": is_owned,
         "state": found.status.as_ref().map(|status| &status.state),
-        "conditions": found.status.as_ref().map(|status| &status.conditions),
+        "conditions": found.status.as_ref().map(|status| shown(&status.conditions)),
         "group": group.as_ref().map(|group| json!({
             "phase": group.phase, "reason": group.reason, "message": group.message,
             "passed": group.passed,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::find::{FoundJob, with_statuses};
+use super::show::shown_status;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use rcfarm_api::ids::Namespaced;
@@ -60,7 +61,8 @@ fn print(
     is_deleted: bool,
 ) -> anyhow::Result<()> {
     let now = context.now();
-    let shown = json!({"time": now, "job": id, "deleted": is_deleted, "status": status});
+    let shown =
+        json!({"time": now, "job": id, "deleted": is_deleted, "status": status.map(shown_status)});
     context.out.show_next(&shown, || {
         let what = match status {
             _ if is_deleted => "deleted".to_owned(),

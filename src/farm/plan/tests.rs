@@ -1,4 +1,5 @@
-use super::super::records::{PeerFarm, Record, RecordLocks};
+use super::super::record_labels::OwnLabels;
+use super::super::records::{PeerFarm, Record, RecordLabels, RecordLocks};
 use super::*;
 use rcfarm_api::Index;
 use rcfarm_store::{Versioned, VersionedIndex};
@@ -62,7 +63,7 @@ impl Fixture {
     fn plan(&self, me: &str) -> ClaimPlan {
         plan(&ClaimsObserved {
             records: &self.records,
-            labels: &self.labels,
+            labels: SelectedBy { keys: &self.labels, own: &OwnLabels::default() },
             locks: &self.locks,
             peers: &self.peers,
             peers_since: &self.peers_since,

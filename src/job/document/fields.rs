@@ -133,10 +133,26 @@ impl<'v> FieldReader<'v> {
         least: i64,
         issues: &mut FieldIssues,
     ) -> Option<i64> {
+        self.number_up_to(name, least, i64::from(i32::MAX), issues)
+    }
+
+    /// `activeDeadlineSeconds`: from 1 to `i64::MAX`, as in Kubernetes.
+    pub fn deadline(&mut self, issues: &mut FieldIssues) -> Option<Duration> {
+        let seconds = self.number_up_to("activeDeadlineSeconds", 1, i64::MAX, issues)?;
+        Some(Duration::from_secs(seconds.unsigned_abs()))
+    }
+
+    fn number_up_to(
+        &mut self,
+        name: &'static str,
+        least: i64,
+        most: i64,
+        issues: &mut FieldIssues,
+    ) -> Option<i64> {
         let value = self.take(name)?;
-        let number = value.as_i64().filter(|n| *n >= least && *n <= i64::from(i32::MAX));
+        let number = value.as_i64().filter(|n| (least..=most).contains(n));
         if number.is_none() {
-            let why = format!("{value} is no whole number from {least} to {}", i32::MAX);
+            let why = format!("{value} is no whole number from {least} to {most}");
             issues.problem(self.at(name), why);
         }
         number

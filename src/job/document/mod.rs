@@ -13,6 +13,7 @@ mod volcano;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 pub use fields::{FieldIssues, class_field, queue_field};
@@ -20,6 +21,7 @@ pub use fields::{FieldIssues, class_field, queue_field};
 use fields::FieldReader;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
 use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
+use rcfarm_api::labels::{Labels, check_label_key, check_label_value};
 use rcfarm_api::manifest::plain;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 use rcfarm_api::{FieldError, ResourceList};
@@ -213,6 +215,26 @@ pub fn all_from_yaml(text: &str) -> Result<Vec<Value>, String> {
     Ok(all)
 }
 
+/// Labels in the metadata of a stored record. What is no text, or no document, has none. It is called for each changed
+/// record where farms select by labels, so nothing else is read.
+#[must_use]
+pub fn labels_in(value: &[u8]) -> Labels {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Labelled {
+        metadata: Option<Metadata>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Metadata {
+        labels: Option<Map<String, Value>>,
+    }
+    let document: Labelled = serde_json::from_slice(value).unwrap_or_default();
+    let labels = document.metadata.and_then(|metadata| metadata.labels).unwrap_or_default();
+    let text = |(key, value): (String, Value)| Some((key, value.as_str()?.to_owned()));
+    labels.into_iter().filter_map(text).collect()
+}
+
 fn metadata(
     id: &Namespaced,
     framework: Framework,
@@ -249,7 +271,14 @@ fn labels(
     let mut labels = BTreeMap::new();
     for (path, name, value) in metadata.entries("labels", issues) {
         match value.as_str() {
-            Some(value) => drop(labels.insert(name.to_owned(), value.to_owned())),
+            Some(value) => {
+                if let Some(error) =
+                    check_label_key(name).and_then(|()| check_label_value(value)).err()
+                {
+                    issues.warning(path.clone(), format!("Kubernetes refuses it: {error}"));
+                }
+                labels.insert(name.to_owned(), value.to_owned());
+            }
             None => issues.problem(path.clone(), "it must be a text; put quotes around it"),
         }
         if asks_a_scheduler(name) && !honoured.contains(&name) && !OWN_LABELS.contains(&name) {
@@ -394,12 +423,11 @@ fn run_policy(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldI
         if let Some(clean) = fields.word("cleanPodPolicy", &words, issues) {
             job.clean_pods = clean;
         }
-        let seconds = |n: u32| Duration::from_secs(n.into());
         if let Some(ttl) = fields.count("ttlSecondsAfterFinished", issues) {
-            job.ttl = Some(seconds(ttl));
+            job.ttl = Some(Duration::from_secs(ttl.into()));
         }
-        if let Some(limit) = fields.count("activeDeadlineSeconds", issues) {
-            job.active_deadline = Some(seconds(limit));
+        if let Some(limit) = fields.deadline(issues) {
+            job.active_deadline = Some(limit);
         }
         if let Some(limit) = fields.count("backoffLimit", issues) {
             job.backoff_limit = Some(limit);

@@ -2,7 +2,6 @@
 //! (`volcano.md` §3.4): one member, the pod's requests, the queue of an annotation, the pod's priority class.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -40,7 +39,7 @@ pub(super) fn job(
 ) -> JobSpec {
     check_annotations(document, issues);
     let priority_class = priority_class(spec, "priorityClassName", issues);
-    let active_deadline = spec.count("activeDeadlineSeconds", issues);
+    let active_deadline = spec.deadline(issues);
     let suspend = !spec.list("schedulingGates", issues).is_empty();
     let mut rest = document.get("spec").cloned().unwrap_or_default();
     if let Some(fields) = rest.as_object_mut() {
@@ -67,7 +66,7 @@ pub(super) fn job(
         job.queue = queue.to_owned();
     }
     job.priority_class = priority_class;
-    job.active_deadline = active_deadline.map(|seconds| Duration::from_secs(seconds.into()));
+    job.active_deadline = active_deadline;
     job.suspend = suspend;
     job
 }

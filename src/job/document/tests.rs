@@ -1,7 +1,9 @@
 //! Example documents of Volcano and Kubeflow, and a violation of each rule.
 
+mod labels;
 mod listed;
 mod pod;
+mod times;
 
 use serde_json::{Value, json};
 

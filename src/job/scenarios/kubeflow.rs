@@ -187,6 +187,10 @@ fn the_tables_of_deadlines_and_times_to_live() {
     assert_eq!(life.wait(1), P::Failed);
     assert_eq!(life.status.state.reason, "DeadlineExceeded");
 
+    let mut life = volcano(&[task("a", 1)], json!({"activeDeadlineSeconds": i64::MAX}));
+    life.run();
+    assert_eq!(life.wait(1_000_000), P::Running, "the longest ends never");
+
     let mut life = volcano(&[task("a", 1)], json!({"ttlSecondsAfterFinished": 3}));
     life.run();
     assert_eq!(life.wait(1_000), P::Running);

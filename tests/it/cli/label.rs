@@ -110,3 +110,53 @@ async fn mistakes_are_named_and_change_nothing() {
     }
     assert_eq!(cluster.everything(), before);
 }
+
+#[tokio::test]
+async fn labels_of_a_job_are_set_removed_shown_and_selected_by() {
+    let cluster = HttpCluster::new().await;
+    let document = json!({"kind": "Job", "metadata": {"name": "j", "labels": {"app": "a"}}, "spec": {
+        "tasks": [{"name": "t", "replicas": 1, "template": {"spec": {"containers": [
+            {"name": "c", "command": ["true"]}]}}}]}});
+    cluster.put("rcfarm/jobs/default/j", document.to_string()).await;
+    let labels = async || {
+        let record = cluster.get("rcfarm/jobs/default/j").await.unwrap();
+        serde_json::from_str::<serde_json::Value>(&record).unwrap()["metadata"]["labels"].clone()
+    };
+    let said = cluster.run(&["job", "label", "j", "team=b", "tier=", "app-"]).await.ok();
+    assert_eq!(said, "team=b\ntier=\n");
+    assert_eq!(labels().await, json!({"team": "b", "tier": ""}));
+    let log = cluster.json(&["audit", "list", "--job", "j"]).await;
+    let change = &log[0]["record"]["event_details"];
+    assert_eq!(
+        (&change["action"], &change["reason"]),
+        (&json!("Labelled"), &json!("team=b tier= app-"))
+    );
+    cluster.run(&["audit", "verify"]).await.ok();
+
+    let before = cluster.everything();
+    cluster.run(&["job", "label", "j", "team=b", "absent-"]).await.ok();
+    assert_eq!(cluster.run(&["job", "label", "j"]).await.ok(), "team=b\ntier=\n");
+    assert_eq!(cluster.everything(), before);
+
+    // The labels key takes precedence, so a label that is set leaves it.
+    cluster.put("labels/job/default/j", r#"{"team":"x","zone":"z"}"#).await;
+    assert_eq!(
+        cluster.json(&["job", "get", "j"]).await["labels"],
+        json!({"team": "x", "tier": "", "zone": "z"})
+    );
+    cluster.run(&["job", "label", "j", "team=c"]).await.ok();
+    assert_eq!(cluster.get("labels/job/default/j").await.unwrap(), r#"{"zone":"z"}"#);
+    for (selector, count) in [("team=c,zone=z", 1), ("team=x", 0), ("!tier", 0)] {
+        let rows = cluster.json(&["job", "list", "-l", selector]).await;
+        assert_eq!(rows.as_array().unwrap().len(), count, "{selector}");
+    }
+    cluster.run(&["job", "label", "j", "zone-"]).await.ok();
+    assert!(cluster.get("labels/job/default/j").await.is_none());
+
+    let queue = "kueue.x-k8s.io/queue-name=other";
+    for wrong in [&["a"][..], &["a=b", "a-"], &["a b=c"], &["a=b c"], &[queue]] {
+        let ran = cluster.run(&[&["job", "label", "j"], wrong].concat()).await;
+        assert_eq!(ran.code, 1, "{wrong:?}: {ran:?}");
+    }
+    assert_eq!(labels().await, json!({"team": "c", "tier": ""}));
+}

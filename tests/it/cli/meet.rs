@@ -53,7 +53,7 @@ async fn members_meet_only_those_of_their_own_job() {
         }
         let got: Value = ask(&["job", "get", job, "-o", "json"]).await.json();
         let conditions = got["status"]["conditions"].as_array().unwrap();
-        let succeeded = |c: &Value| c["type"] == "Succeeded" && c["status"] == true;
+        let succeeded = |c: &Value| c["type"] == "Succeeded" && c["status"] == "True";
         assert!(conditions.iter().any(succeeded), "{got:#}");
         assert!(got["status"]["failures"].is_null(), "{got:#}");
     }

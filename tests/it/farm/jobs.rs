@@ -93,6 +93,39 @@ async fn keys(cluster: &Cluster, prefix: &str) -> Vec<String> {
     keys
 }
 
+/// Farms select jobs by the labels of their documents, and over them those below `labels/job/`.
+#[tokio::test(start_paused = true)]
+async fn relabelled_job_moves_to_the_farm_that_selects_it() {
+    let cluster = Cluster::new(1).await;
+    let farms = [("a", "team=a"), ("b", "team=b"), ("rest", "!team")];
+    let farms = farms.map(|(name, selector)| cluster.start_selecting(name, selector));
+    let document = |labels: Value| {
+        json!({"metadata": {"labels": labels}, "spec": {"suspend": true, "tasks": [task("t", 1)]}})
+            .to_string()
+    };
+    let owned_by = async |farm: &str| {
+        within(30 * SECOND, &format!("it is of {farm}"), || async {
+            let lock = cluster.entry(key::job_lock(&id("default/j"))).await;
+            lock.is_some_and(|lock| lock.session.is_some() && lock.value == farm)
+        })
+        .await;
+    };
+    let record = key::job(&id("default/j"));
+    cluster.put(&record, document(json!({"team": "a"}))).await;
+    owned_by("a").await;
+    cluster.put(&record, document(json!({"team": "b"}))).await;
+    owned_by("b").await;
+    cluster.put("labels/job/default/j", r#"{"team":"a"}"#).await;
+    owned_by("a").await;
+    cluster.delete("labels/job/default/j").await;
+    owned_by("b").await;
+    cluster.put(&record, document(json!({}))).await;
+    owned_by("rest").await;
+    for farm in farms {
+        farm.stop().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_job_is_submitted_runs_and_is_done() {
     let cluster = Arc::new(Cluster::new(4).await);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rcfarm::farm::plan::{ClaimPlan, ClaimsObserved, GRACE, plan};
+use rcfarm::farm::record_labels::{OwnLabels, SelectedBy};
 use rcfarm::farm::records::{Locks, PeerFarm, Peers, Record, RecordLabels, RecordLocks, Records};
 use rcfarm_api::Index;
 use rcfarm_api::ids::RecordId;
@@ -75,6 +76,7 @@ fn session(n: usize) -> SessionId {
 struct View {
     records: Records,
     labels: RecordLabels,
+    own_labels: OwnLabels,
     locks: Locks,
     peers: Peers,
     peers_since: BTreeMap<FarmName, Duration>,
@@ -95,6 +97,7 @@ impl World {
         let mut view = View {
             records: Records::default(),
             labels: RecordLabels::default(),
+            own_labels: OwnLabels::default(),
             locks: Locks::default(),
             peers: Peers::default(),
             peers_since: BTreeMap::new(),
@@ -156,14 +159,18 @@ impl View {
         self.locks.0.get(id)?.owner.as_ref()
     }
 
+    fn selected_by(&self) -> SelectedBy<'_> {
+        SelectedBy { keys: &self.labels, own: &self.own_labels }
+    }
+
     fn wants(&self, farm: usize, id: &RecordId) -> bool {
-        self.labels.matches(id, &self.selectors[farm])
+        self.selected_by().matches(id, &self.selectors[farm])
     }
 
     fn plan(&self, me: usize) -> ClaimPlan {
         plan(&ClaimsObserved {
             records: &self.records,
-            labels: &self.labels,
+            labels: self.selected_by(),
             locks: &self.locks,
             peers: &self.peers,
             peers_since: &self.peers_since,
@@ -240,7 +247,7 @@ proptest! {
             prop_assert!(view.held.contains(id) && view.owner(id) == mine);
             let peer = &view.peers.0[farm].value;
             prop_assert!(*farm != name(0) && !peer.leaving && peer.session == *to);
-            prop_assert!(view.labels.matches(id, &peer.selector));
+            prop_assert!(view.selected_by().matches(id, &peer.selector));
         }
     }
 

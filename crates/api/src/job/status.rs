@@ -9,7 +9,7 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
-pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_condition};
+pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_condition, shown};
 pub use failures::{MOST_FAILURES, MemberFailure};
 pub use memory::{Slots, TaskMemory};
 

@@ -11,7 +11,8 @@ pub struct JobCondition {
     /// What it is about.
     #[serde(rename = "type")]
     pub kind: JobConditionType,
-    /// Whether it holds.
+    /// Whether it holds. Stored as a boolean, so that older farms can read it; text is read, too.
+    #[serde(deserialize_with = "is_true")]
     pub status: bool,
     /// Reason, as a fixed token: the job's kind and a word, as in `TFJobRunning`.
     pub reason: String,
@@ -38,6 +39,34 @@ pub enum JobConditionType {
     Succeeded,
     /// It has failed.
     Failed,
+}
+
+/// A boolean, or Kubeflow's `"True"`, `"False"` or `"Unknown"`.
+fn is_true<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Status {
+        Bool(bool),
+        Word(Word),
+    }
+    #[derive(Deserialize)]
+    enum Word {
+        True,
+        False,
+        Unknown,
+    }
+    Ok(matches!(Status::deserialize(from)?, Status::Bool(true) | Status::Word(Word::True)))
+}
+
+/// Conditions as Kubeflow shows them: `status` is `"True"` or `"False"`.
+#[must_use]
+pub fn shown(conditions: &[JobCondition]) -> Vec<serde_json::Value> {
+    let one = |condition: &JobCondition| {
+        let mut shown = serde_json::to_value(condition).unwrap_or_default();
+        shown["status"] = if condition.status { "True".into() } else { "False".into() };
+        shown
+    };
+    conditions.iter().map(one).collect()
 }
 
 /// Whether a condition of the type holds.

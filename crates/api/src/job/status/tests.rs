@@ -259,3 +259,35 @@ fn slots_are_bounded_as_a_whole() {
     let all: Slots = (0..100_000).filter(|n| n % 2 == 1).collect();
     assert_eq!(Slots::try_from(String::from(all.clone())).unwrap(), all);
 }
+
+/// Conditions are stored as booleans, which older farms read, and shown in Kubeflow's words. Both are read.
+#[test]
+fn status_of_a_condition_is_read_as_boolean_and_as_text() {
+    let stored = |status: &str| {
+        let text = format!(
+            r#"{{"type":"Running","status":{status},"reason":"r","message":"","lastUpdateTime":"2026-01-01T00:00:00Z",
+            "lastTransitionTime":"2026-01-01T00:00:00Z"}}"#
+        );
+        serde_json::from_str::<JobCondition>(&text).map(|condition| condition.status)
+    };
+    for (text, holds) in [
+        ("true", Some(true)),
+        ("false", Some(false)),
+        (r#""True""#, Some(true)),
+        (r#""False""#, Some(false)),
+        (r#""Unknown""#, Some(false)),
+        (r#""yes""#, None),
+        ("1", None),
+    ] {
+        assert_eq!(stored(text).ok(), holds, "{text}");
+    }
+    let mut conditions = Vec::new();
+    set_condition(&mut conditions, JobConditionType::Running, "r".into(), String::new(), at(1));
+    set_condition(&mut conditions, JobConditionType::Failed, "f".into(), String::new(), at(2));
+    let texts = |all: Vec<serde_json::Value>| {
+        all.iter().map(|one| one["status"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(texts(super::shown(&conditions)), ["False", "True"]);
+    let stored = serde_json::to_value(&conditions).unwrap();
+    assert_eq!((&stored[0]["status"], &stored[1]["status"]), (&false.into(), &true.into()));
+}
