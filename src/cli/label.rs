@@ -98,7 +98,10 @@ impl LabelEdit {
                     check_label_key(key)?;
                     edit.remove.push(key.to_owned());
                 }
-                None => drop(edit.set.extend([pair_of(word, example)?])),
+                None => {
+                    let (key, value) = pair_of(word, example)?;
+                    edit.set.insert(key, value);
+                }
             }
         }
         match edit.remove.iter().find(|key| edit.set.contains_key(*key)) {

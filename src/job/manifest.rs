@@ -123,7 +123,7 @@ impl Placed<'_> {
         ProcessStanza {
             launchable_type: PROCESS.to_owned(),
             command: CommandStanza::Words(command),
-            restart: Some(RestartStanza::Word(restart_of(restart))),
+            restart: Some(RestartStanza::Word(restart_of(self.job, restart))),
             env,
             cwd: container.cwd.clone(),
             health,
@@ -196,8 +196,10 @@ fn moved(health: &HealthStanza, port: u16, own: u16) -> HealthStanza {
 }
 
 /// Restart policy of the node agent; other restarts are decided by the job's controller.
-fn restart_of(restart: Restart) -> RestartWhen {
+fn restart_of(job: &JobSpec, restart: Restart) -> RestartWhen {
     match restart {
+        // The others of the gang must learn of it.
+        _ if job.restarts_gang => RestartWhen::Never,
         Restart::Always => RestartWhen::Always,
         Restart::OnFailure => RestartWhen::OnFailure,
         Restart::Never | Restart::ExitCode => RestartWhen::Never,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::adoption::{AdoptionVerdict, Reference, verdict};
 use super::deletion::{expiry, finalize, is_over};
 use super::frameworks::{self, FrameworkOutcome, TaskCounts, total};
-use super::machine::{JobFacts, JobRequest, RetryBudget, Stop, step};
+use super::machine::{JobFacts, JobRequest, PhaseDecision, RetryBudget, Stop, step};
 use super::members::{
     FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, ended,
     failures, publish, remember, sort,
@@ -198,6 +198,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
             members: &sorted.members,
             lost: &lost,
             commands: seen.commands,
+            is_decided: matches!(outcome.verdict, PhaseDecision::Succeeded | PhaseDecision::Failed),
             group_unknown: seen.group.unknown,
             now: seen.now,
         },
@@ -443,7 +444,11 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger
             memory.completed = false;
             memory.not_before.clear();
         }
-        status.not_before = (!trigger.by_person).then(|| at(delay.before(status.retry_count)));
+        let restarts = match seen.job.restarts_gang {
+            true => triggers::failures(status),
+            false => status.retry_count,
+        };
+        status.not_before = (!trigger.by_person).then(|| at(delay.before(restarts)));
         return;
     }
     status

@@ -60,6 +60,8 @@ pub struct TriggerInput<'a> {
     pub lost: &'a [Slot],
     /// Commands not yet executed, oldest first.
     pub commands: &'a [Pending],
+    /// Whether the members' ends already decide that the job has succeeded or failed.
+    pub is_decided: bool,
     /// Whether the group lost members and cannot place them.
     pub group_unknown: bool,
     /// Wall-clock time.
@@ -69,7 +71,7 @@ pub struct TriggerInput<'a> {
 /// Finds the next request. Notes handled events in `status`, so that each is handled once.
 pub fn trigger(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
     if let Some(command) = seen.commands.first() {
-        return by_command(seen, command);
+        return with_the_gang(seen, status, by_command(seen, command));
     }
     let phase = status.state.phase;
     if phase.is_final() {
@@ -223,7 +225,8 @@ pub fn past_deadline(start: Timestamp, limit: std::time::Duration, now: Timestam
     now >= start.checked_add(limit).unwrap_or(Timestamp::MAX)
 }
 
-fn failures(status: &JobStatus) -> u32 {
+/// Failures of members that were restarted and counted.
+pub(super) fn failures(status: &JobStatus) -> u32 {
     status.tasks.values().map(|memory| memory.failures).fold(0, u32::saturating_add)
 }
 
@@ -349,11 +352,49 @@ pub(super) fn ending(slot: &Slot, pod: &MemberPod) -> String {
     format!("{slot} ended with {}", pod.why_failed())
 }
 
+/// A lost member is found only once. Where the gang restarts together, a command that restarts one pod, or does nothing,
+/// becomes a restart of all.
+fn with_the_gang(seen: &TriggerInput<'_>, status: &JobStatus, mut trigger: Trigger) -> Trigger {
+    use CommandAction::{RestartPod, RestartTask};
+    let is_partial =
+        matches!(trigger.ask, JobRequest::Sync | JobRequest::Do(RestartPod | RestartTask));
+    let restarts = seen.job.restarts_gang && !seen.lost.is_empty() && !seen.is_decided;
+    if restarts && is_partial && status.state.phase.starts_members() {
+        trigger.ask = JobRequest::Do(CommandAction::RestartJob);
+        trigger.targets.clear();
+    }
+    trigger
+}
+
+/// Restarts all members if one of them failed or was lost, or fails the job. A restart counts once, however many failed,
+/// and not at all if none ended by itself.
+fn gang_restart(
+    seen: &TriggerInput<'_>,
+    status: &mut JobStatus,
+    (again, counted): (&[Slot], &[Slot]),
+) -> Trigger {
+    if seen.is_decided || again.is_empty() && seen.lost.is_empty() {
+        return sync();
+    }
+    let made = failures(status);
+    if let Some(first) = counted.first() {
+        if let Some(limit) = seen.job.backoff_limit.filter(|limit| made >= *limit) {
+            return backoff_exceeded(limit, made, &failed_members(seen.members));
+        }
+        status.memory(&first.task).failures += 1;
+    }
+    let first = again.first().and_then(|slot| Some(ending(slot, seen.members.get(slot)?)));
+    let why = first.or_else(|| seen.lost.first().map(|slot| format!("{slot} was lost")));
+    let message = format!("{}; all members are started again", why.unwrap_or_default());
+    let ask = JobRequest::Do(CommandAction::RestartJob);
+    let mut trigger = Trigger::new(ask, JobReason::MemberFailed, message);
+    trigger.by_member = true;
+    trigger
+}
+
 /// Restarts failed members by their own restart policy, all at once, or fails the job.
 fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
-    let mut again = Vec::new();
-    let made = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
-    let mut counted = 0;
+    let (mut again, mut counted) = (Vec::new(), Vec::new());
     for (slot, pod) in seen.members.iter().filter(|(_, pod)| pod.phase == PodPhase::Failed) {
         let Some(task) = seen.job.task(&slot.task) else { continue };
         match after_failure(seen.job.framework, task.restart, pod.exit_code) {
@@ -364,15 +405,21 @@ fn own_restarts(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Trigger {
             }
             AfterFailure::Restart { counts } => {
                 if counts {
-                    status.memory(&slot.task).failures += 1;
-                    counted += 1;
+                    counted.push(slot.clone());
                 }
                 again.push(slot.clone());
             }
         }
     }
+    if seen.job.restarts_gang {
+        return gang_restart(seen, status, (&again, &counted));
+    }
+    let made = failures(status).saturating_add(restarts_in_place(seen.job, seen.members));
+    for slot in &counted {
+        status.memory(&slot.task).failures += 1;
+    }
     if let Some(limit) = seen.job.backoff_limit
-        && counted > limit.saturating_sub(made)
+        && u32::try_from(counted.len()).unwrap_or(u32::MAX) > limit.saturating_sub(made)
     {
         return backoff_exceeded(limit, made, &failed_members(seen.members));
     }

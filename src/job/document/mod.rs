@@ -398,6 +398,7 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
         ttl: None,
         active_deadline: None,
         backoff_limit: None,
+        restarts_gang: false,
         suspend: false,
         restart_delay: RestartDelay::default(),
         deleting: false,
@@ -437,6 +438,8 @@ fn run_policy(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldI
         }
         restart_delay(job, fields, issues);
     }
+    let scopes = [("Pod", false), ("Gang", true)];
+    job.restarts_gang = policy.word("restartScope", &scopes, issues).unwrap_or(false);
     let mut scheduling = policy.object("schedulingPolicy", issues);
     if let Some(min) = scheduling.count("minAvailable", issues) {
         job.min_available = min;

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::fields::{FieldIssues, queue_field};
 use super::kubeflow::field_of;
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::job::spec::{Framework, JobSpec, LifecyclePolicy, Plugin, PolicyEvent, Slot};
+use rcfarm_api::job::spec::{
+    Framework, JobSpec, JobTask, LifecyclePolicy, Plugin, PolicyEvent, Restart, Slot,
+};
 use rcfarm_api::job::status::{LARGEST_STATUS, largest_status};
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 
@@ -47,6 +49,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
         remarks.problem(queue_field(job.framework), error.to_string());
     }
     dependencies(job, remarks);
+    restart_scope(job, remarks);
     frameworks(job, remarks);
 }
 
@@ -74,6 +77,24 @@ fn size(job: &JobSpec, remarks: &mut FieldIssues) {
             job.tasks.len()
         );
         remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+    }
+}
+
+/// Members of a gang that restarts together stay as they have ended. A process that is started again after it succeeded
+/// never ends.
+fn restart_scope(job: &JobSpec, remarks: &mut FieldIssues) {
+    if !job.restarts_gang {
+        return;
+    }
+    if !job.framework.is_kubeflow() {
+        let why = "a Volcano job says so by a policy: {event: PodFailed, action: RestartJob}";
+        remarks.problem("spec.runPolicy.restartScope", why);
+        return;
+    }
+    let always = |(_, task): &(usize, &JobTask)| task.restart == Restart::Always;
+    for (n, _) in job.tasks.iter().enumerate().filter(always) {
+        let field = format!("{}.restartPolicy", task_path(job, n));
+        remarks.problem(field, "with the restartScope Gang write OnFailure, ExitCode or Never");
     }
 }
 

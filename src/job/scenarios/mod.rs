@@ -3,6 +3,7 @@
 mod deletion;
 mod ends;
 mod facts;
+mod gang_restart;
 mod kubeflow;
 mod volcano;
 

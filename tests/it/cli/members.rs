@@ -326,3 +326,37 @@ async fn cleaned_up_members_count_and_jobs_of_dev_expire() {
     .await;
     assert_eq!(dev.status("kept").await["state"]["phase"], "Completed");
 }
+
+/// Each process of the first attempt but the one that fails sleeps, so only new ones can end the job.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gang_is_restarted_when_one_worker_fails() {
+    let dev = JobsDev::start(&["--nodes", "2"]).await;
+    let shared = dev.dir.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    let script = "cd \"$SHARED\"; [ -e again ] && exit 0; touch rank-$RANK; \
+        [ $RANK = 2 ] || exec sleep 600; \
+        until [ -e rank-0 ] && [ -e rank-1 ]; do sleep 0.1; done; touch again; exit 7";
+    let container = json!({"name": "pytorch", "command": ["sh", "-c", script],
+        "env": [{"name": "SHARED", "value": shared}]});
+    let member = |replicas: u32| {
+        json!({"replicas": replicas, "restartPolicy": "OnFailure",
+            "template": {"spec": {"containers": [container]}}})
+    };
+    let policy =
+        json!({"restartScope": "Gang", "backoffLimit": 1, "restartDelay": {"first": "100ms"}});
+    let spec = json!({"runPolicy": policy,
+        "pytorchReplicaSpecs": {"Master": member(1), "Worker": member(2)}});
+    dev.apply_json(&json!({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+        "metadata": {"name": "gang"}, "spec": spec}))
+        .await;
+    let ended = dev.wait("gang").await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let status = dev.status("gang").await;
+    assert_eq!((&status["version"], &status["retryCount"]), (&json!(1), &json!(0)), "{status:#}");
+    assert_eq!(status["failures"][0]["exitCode"], 7, "{status:#}");
+    let restarted = "worker-1 ended with exit code 7; all members are started again";
+    let phases = status["phases"].as_array().unwrap();
+    assert!(phases.iter().any(|phase| phase["status"] == "Restarting"), "{status:#}");
+    let log = dev.run(&["audit", "list", "--job", "gang", "-o", "json"]).await.ok();
+    assert!(log.contains(restarted), "{log}");
+}

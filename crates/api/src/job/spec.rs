@@ -120,6 +120,8 @@ pub struct JobSpec {
     pub active_deadline: Option<Duration>,
     /// Kubeflow's: the job fails after this many restarts of members.
     pub backoff_limit: Option<u32>,
+    /// Kubeflow's jobs: a member that failed or was lost, and is to run again, restarts all members.
+    pub restarts_gang: bool,
     /// It is suspended.
     pub suspend: bool,
     /// Pauses before failed members are started again.
