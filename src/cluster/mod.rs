@@ -15,6 +15,7 @@ pub mod nodes;
 pub mod pods;
 pub mod priority_classes;
 pub mod queues;
+pub mod shared_read;
 pub mod snapshot;
 pub mod view;
 pub mod wake;

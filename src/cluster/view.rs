@@ -1,7 +1,6 @@
 //! View of the cluster that all controllers of a farm share: nodes, pods, intents, health, allocations.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use super::health::{FreshHealth, Healths};
 use super::intents::IntentVersions;
 use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
 use super::pods::PodLabels;
+use super::shared_read::SharedRead;
 use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacities};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
@@ -59,35 +59,6 @@ pub struct ClusterView {
     pub ledger: AllocationCache,
     pod_reads: SharedRead,
     node_reads: SharedRead,
-}
-
-/// A read that many callers ask for at once.
-#[derive(Default)]
-struct SharedRead {
-    /// Held while it is under way.
-    reading: tokio::sync::Mutex<()>,
-    /// Number of the last one that began.
-    begun: AtomicU64,
-    /// Number of the last one that succeeded.
-    finished: AtomicU64,
-}
-
-impl SharedRead {
-    /// Awaits `read`. Callers that arrive while one is under way share the next one, if it succeeds.
-    async fn run(
-        &self,
-        read: impl Future<Output = Result<(), StoreError>>,
-    ) -> Result<(), StoreError> {
-        let begun = self.begun.load(Ordering::SeqCst);
-        let _reading = self.reading.lock().await;
-        if self.finished.load(Ordering::SeqCst) > begun {
-            return Ok(());
-        }
-        let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        read.await?;
-        self.finished.store(this, Ordering::SeqCst);
-        Ok(())
-    }
 }
 
 impl ClusterView {

@@ -5,6 +5,7 @@
 //! Agents write both in one transaction, but the caches read them separately: an older status may be of an earlier
 //! attempt.
 
+mod pod_reads;
 mod realities;
 mod removed;
 
@@ -13,9 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
+pub use self::pod_reads::StoppedPods;
 pub use self::realities::Realities;
 pub use self::removed::RemovedPod;
-use super::doorbells::{self, FreshStatus, JobDoorbells};
+use super::doorbells::{FreshStatus, JobDoorbells};
 use super::frameworks;
 use super::members::MemberPod;
 use super::plan::ObservedGroup;
@@ -29,6 +31,7 @@ use crate::cluster::job_pods::LabelledMember;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::pods::on_node;
 use crate::cluster::queues::GroupStatusIndex;
+use crate::cluster::shared_read::SharedRead;
 use crate::farm::claim_read::ClaimRead;
 use crate::farm::records::Records;
 use rcfarm_api::Stored;
@@ -180,6 +183,7 @@ pub struct JobCaches {
     /// Signalled when one of them has no record.
     missing_records: Notify,
     doorbells: Mutex<JobDoorbells>,
+    state_reads: SharedRead,
 }
 
 impl JobCaches {
@@ -202,6 +206,7 @@ impl JobCaches {
             known_jobs: Mutex::default(),
             missing_records: Notify::new(),
             doorbells: Mutex::default(),
+            state_reads: SharedRead::default(),
         })
     }
 
@@ -456,42 +461,6 @@ impl JobCaches {
         }
     }
 
-    /// Records that a job's doorbell rang.
-    pub fn note_rung(&self, id: &RecordId) {
-        if let Ok(id) = id.as_str().parse() {
-            self.doorbells().ring(id);
-        }
-    }
-
-    /// Reads the job's pods that have not ended in the caches, if its doorbell rang. None if it did not ring, or a limit
-    /// of [`JobDoorbells`] applies.
-    ///
-    /// # Errors
-    /// Any [`StoreError`].
-    pub async fn answer_bell(
-        &self,
-        id: &Namespaced,
-    ) -> Result<Vec<(PodRef, FreshStatus)>, StoreError> {
-        let (pod_states, intents) = (self.pod_states.snapshot(), self.nodes.intents.snapshot());
-        let realities = self.realities.snapshot();
-        // An end counts only with the intended manifest in `reality/`, which may be shown later.
-        let has_ended = |place: &PodRef| {
-            let intent = intents.value.0.get(place).map(|intent| intent.value);
-            let real = realities.value.places.value(place).map(|real| real.hash);
-            intent.is_some()
-                && intent == real
-                && pod_states.value.value(place).is_some_and(|reported| reported.phase.has_ended())
-        };
-        let pods = self.nodes.pods.snapshot();
-        let alive =
-            pods.value.jobs().of(id).map(|(place, _)| place).filter(|place| !has_ended(place));
-        let alive: Vec<PodRef> = alive.cloned().collect();
-        if !self.doorbells().answer(id, alive.len(), monotonic()) {
-            return Ok(Vec::new());
-        }
-        doorbells::read(self.reader.as_ref(), alive).await
-    }
-
     /// Jobs with pods whose intents were deleted or replaced between two snapshots.
     #[must_use]
     pub fn with_lost_intents(
@@ -602,10 +571,6 @@ impl JobCaches {
 
     fn adopted(&self) -> std::sync::MutexGuard<'_, BTreeMap<PodRef, Namespaced>> {
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn doorbells(&self) -> std::sync::MutexGuard<'_, JobDoorbells> {
-        self.doorbells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known_jobs(&self) -> std::sync::MutexGuard<'_, BTreeSet<RecordId>> {

@@ -74,6 +74,8 @@ pub struct JobController {
     decoded: Option<(Index, Arc<DecodedJob>)>,
     /// TTL of a job whose document names none.
     default_ttl: Option<Duration>,
+    /// Whether this owner has read all pods' states at least once since it claimed the job.
+    has_read_states: bool,
 }
 
 impl Revisioned for JobStatus {
@@ -145,6 +147,7 @@ impl JobController {
             consumed: BTreeSet::new(),
             decoded: None,
             default_ttl,
+            has_read_states: false,
         }
     }
 
@@ -432,8 +435,17 @@ impl Controller for JobController {
             return self.delete_leftovers().await;
         };
         self.known.read(self.caches.answer_bell(&self.id).await?);
-        let Some(input) = self.read_input(record).await? else { return Ok(Action::AwaitChange) };
-        let step = offload(input.record.members(), || self.plan_step(&input)).await?;
+        let Some(mut input) = self.read_input(record).await? else {
+            return Ok(Action::AwaitChange);
+        };
+        let mut step = offload(input.record.members(), || self.plan_step(&input)).await?;
+        if self.read_stopped(&step).await? {
+            let Some(again) = self.read_input(record).await? else {
+                return Ok(Action::AwaitChange);
+            };
+            input = again;
+            step = offload(input.record.members(), || self.plan_step(&input)).await?;
+        }
         self.commit_step(&input, step).await
     }
 

@@ -15,9 +15,10 @@ use rcfarm_api::manifest::content_hash;
 use rcfarm_api::node::status::PodStatus;
 use rcfarm_store::{Index, Query, Reader, StoreError};
 
-/// Limit of doorbells answered per second, for all jobs together. Larger jobs than [`PODS`] wait for the caches.
+/// Limit of doorbells answered per second, for all jobs together. Larger jobs than [`MOST_READ`] wait for the caches.
 const ANSWERED_PER_SECOND: u32 = 16;
-const PODS: usize = 8;
+/// Limit of pods of a job that are read individually.
+pub const MOST_READ: usize = 8;
 
 /// Doorbells that rang and were not answered, and the count of answers in the current second.
 #[derive(Debug, Default)]
@@ -35,7 +36,7 @@ impl JobDoorbells {
 
     /// Whether to read the job's `pods` unfinished pods now. Removes the doorbell.
     pub fn answer(&mut self, job: &Namespaced, pods: usize, now: Instant) -> bool {
-        if !self.rung.remove(job) || !(1..=PODS).contains(&pods) {
+        if !self.rung.remove(job) || !(1..=MOST_READ).contains(&pods) {
             return false;
         }
         if self.since.is_none_or(|since| now >= since + Duration::from_secs(1)) {
@@ -92,7 +93,7 @@ mod tests {
         doorbells.ring(job(0));
         assert!(doorbells.answer(&job(0), 1, now));
         assert!(!doorbells.answer(&job(0), 1, now), "it was answered");
-        for pods in [0, PODS + 1] {
+        for pods in [0, MOST_READ + 1] {
             doorbells.ring(job(0));
             assert!(!doorbells.answer(&job(0), pods, now), "{pods} pods");
         }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 
-use super::{CONCURRENT_READS, JobController};
+use super::{CONCURRENT_READS, JobController, PlannedStep};
 use crate::cluster::commands::Pending;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
 use crate::farm::records::Record;
-use crate::job::caches::Pods;
+use crate::job::caches::{Pods, StoppedPods};
 use crate::job::document::Read;
-use crate::job::members::FreePod;
+use crate::job::doorbells::MOST_READ;
+use crate::job::members::{FreePod, MemberRemoveReason};
 use crate::job::plan::ObservedGroup;
 use crate::job::waiting::why_waits;
 use crate::job::{document, writes};
@@ -166,6 +167,24 @@ impl JobController {
             }
         }
         Ok(())
+    }
+
+    /// Reads the pods that a step stops and that have not ended in the caches. These may lag, and what has ended keeps
+    /// its pod with the log. Where it stops many, only an owner that has just claimed the job reads: the caches then
+    /// are as new as its claim. Returns whether anything was read; the step is then planned again.
+    pub(super) async fn read_stopped(&mut self, step: &PlannedStep) -> Result<bool, StoreError> {
+        let stopped = step.plan.remove.iter().filter(|(pod, why)| {
+            *why == MemberRemoveReason::Stop && !pod.phase.has_ended() && !pod.lost
+        });
+        let stopped: Vec<PodRef> = stopped.map(|(pod, _)| pod.place.clone()).collect();
+        if stopped.is_empty() || stopped.len() > MOST_READ && self.has_read_states {
+            return Ok(false);
+        }
+        match self.caches.read_stopped(stopped).await? {
+            StoppedPods::Each(read) => self.known.read(read),
+            StoppedPods::Caches => self.has_read_states = true,
+        }
+        Ok(true)
     }
 
     /// State of the PodGroup, from its record and the status that the batch controller wrote.

@@ -4,6 +4,7 @@ mod claims;
 mod deleted_keys;
 mod deletion;
 mod drained;
+mod late_caches;
 mod pod_ids;
 
 use deletion::nothing_is_left;
@@ -329,46 +330,6 @@ async fn a_bell_shows_the_end_of_a_pod_that_the_trees_do_not_show() {
         !keys(&cluster, "rcfarm/bell/").await.iter().any(|key| key.contains("job"))
     })
     .await;
-    farm.stop().await;
-}
-
-/// The doorbell shows the end of a pod that started and ended between two reads of `reality/`. Its status is shown by
-/// the cache before its reality is.
-#[tokio::test(start_paused = true)]
-async fn pod_that_ended_stays_although_its_reality_is_not_shown_yet() {
-    use std::sync::atomic::AtomicBool;
-    let cluster = Arc::new(Cluster::new(1).await);
-    let is_deaf = Arc::new(AtomicBool::new(false));
-    let deaf = is_deaf.clone();
-    let farm = cluster.start_faulty("a", move |request| match request {
-        Request::List("reality/") | Request::Keys("reality/") if deaf.load(Ordering::SeqCst) => {
-            Fate::of(FaultOutcome::Lose)
-        }
-        _ => Fate::DELIVER,
-    });
-    // The caches of jobs are read once there is one.
-    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
-    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
-        .await;
-    is_deaf.store(true, Ordering::SeqCst);
-    let (node, pod): (NodeName, _) = ("n0000".parse().unwrap(), pod_id("default/j", "w", 0));
-    // The pending blocking query is answered; later ones are not.
-    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
-    tokio::time::sleep(SECOND).await;
-    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
-    let intent = key::intent(&node, &pod);
-    let read = async || cluster.entry(&intent).await;
-    within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
-    let manifest = read().await.unwrap().value;
-    say(&cluster, &node, &pod, &manifest, Some(0)).await;
-    cluster.put(key::job_bell(&id("default/j")), "1").await;
-    reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
-    tokio::time::sleep(30 * SECOND).await;
-    assert_eq!(status(&cluster, "default/j").await.members.succeeded, 1);
-    assert!(read().await.is_some(), "what has ended stays with its log");
-    is_deaf.store(false, Ordering::SeqCst);
-    tokio::time::sleep(30 * SECOND).await;
-    assert!(read().await.is_some(), "what has ended stays with its log");
     farm.stop().await;
 }
 

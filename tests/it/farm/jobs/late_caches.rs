@@ -1,0 +1,124 @@
+//! Caches of a farm that lag behind what nodes report.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+
+/// The doorbell shows the end of a pod that started and ended between two reads of `reality/`. Its status is shown by
+/// the cache before its reality is.
+#[tokio::test(start_paused = true)]
+async fn pod_that_ended_stays_although_its_reality_is_not_shown_yet() {
+    let cluster = Arc::new(Cluster::new(1).await);
+    let is_deaf = Arc::new(AtomicBool::new(false));
+    let deaf = is_deaf.clone();
+    let farm = cluster.start_faulty("a", move |request| match request {
+        Request::List("reality/") | Request::Keys("reality/") if deaf.load(Ordering::SeqCst) => {
+            Fate::of(FaultOutcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    });
+    // The caches of jobs are read once there is one.
+    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
+    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
+        .await;
+    is_deaf.store(true, Ordering::SeqCst);
+    let (node, pod): (NodeName, _) = ("n0000".parse().unwrap(), pod_id("default/j", "w", 0));
+    // The pending blocking query is answered; later ones are not.
+    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
+    tokio::time::sleep(SECOND).await;
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
+    let intent = key::intent(&node, &pod);
+    let read = async || cluster.entry(&intent).await;
+    within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
+    let manifest = read().await.unwrap().value;
+    say(&cluster, &node, &pod, &manifest, Some(0)).await;
+    cluster.put(key::job_bell(&id("default/j")), "1").await;
+    reaches(&cluster, "default/j", JobPhase::Completed, 10 * SECOND).await;
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(status(&cluster, "default/j").await.members.succeeded, 1);
+    assert!(read().await.is_some(), "what has ended stays with its log");
+    is_deaf.store(false, Ordering::SeqCst);
+    tokio::time::sleep(30 * SECOND).await;
+    assert!(read().await.is_some(), "what has ended stays with its log");
+    farm.stop().await;
+}
+
+/// A farm whose caches lag takes over a job that is over. It reads the members that it would stop: one individually,
+/// nine with the trees.
+#[tokio::test(start_paused = true)]
+async fn new_owner_with_late_caches_keeps_ended_pods() {
+    for members in [1, 9] {
+        new_owner_keeps_ended_pods(members).await;
+    }
+}
+
+async fn new_owner_keeps_ended_pods(members: u32) {
+    let cluster = Arc::new(Cluster::new(1).await);
+    let first = cluster.start("a");
+    // The caches of jobs are read once there is one.
+    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
+    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
+        .await;
+    let is_deaf = Arc::new(AtomicBool::new(false));
+    let deaf = is_deaf.clone();
+    let is_late = |tree: &str| ["reality/", "status/pods/"].contains(&tree);
+    let second = cluster.start_faulty("b", move |request| match request {
+        Request::List(tree) | Request::Keys(tree)
+            if is_late(tree) && deaf.load(Ordering::SeqCst) =>
+        {
+            Fate::of(FaultOutcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    });
+    tokio::time::sleep(10 * SECOND).await;
+    is_deaf.store(true, Ordering::SeqCst);
+    let node: NodeName = "n0000".parse().unwrap();
+    // The pending blocking queries are answered; later ones are not.
+    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
+    tokio::time::sleep(SECOND).await;
+    let job = job_of_farm_a(&cluster, members).await;
+    let intents = async || {
+        let of_job = (0..members).map(|n| key::intent(&node, &pod_id(&job, "w", n)));
+        let mut all = Vec::new();
+        for key in of_job {
+            all.extend(cluster.entry(key).await);
+        }
+        all
+    };
+    within(10 * SECOND, "all are intended", || async { intents().await.len() == members as usize })
+        .await;
+    for (n, intent) in intents().await.into_iter().enumerate() {
+        let pod = pod_id(&job, "w", u32::try_from(n).unwrap());
+        say(&cluster, &node, &pod, &intent.value, Some(0)).await;
+    }
+    cluster.put(key::job_bell(&id(&job)), "1").await;
+    reaches(&cluster, &job, JobPhase::Completed, 30 * SECOND).await;
+    first.stop().await;
+    tokio::time::sleep(30 * SECOND).await;
+    let kept = "what has ended stays with its log";
+    assert_eq!(intents().await.len(), members as usize, "{members}: {kept}");
+    is_deaf.store(false, Ordering::SeqCst);
+    within(700 * SECOND, "the other farm owns it", || async {
+        let owner = status(&cluster, &job).await.owner;
+        owner.is_some_and(|owner| owner.farm.as_str() == "b")
+    })
+    .await;
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(intents().await.len(), members as usize, "{members}: {kept}");
+    assert_eq!(status(&cluster, &job).await.members.succeeded, members);
+    second.stop().await;
+}
+
+/// A new job that farm `a` owns. A name decides which of two farms claims a job.
+async fn job_of_farm_a(cluster: &Cluster, members: u32) -> String {
+    for n in 0..20 {
+        let job = format!("default/j{n}");
+        submit(cluster, &job, json!({"tasks": [task("w", members)]})).await;
+        let owner = async || status(cluster, &job).await.owner.map(|owner| owner.farm);
+        within(10 * SECOND, "it has an owner", || async { owner().await.is_some() }).await;
+        if owner().await.is_some_and(|farm| farm.as_str() == "a") {
+            return job;
+        }
+    }
+    panic!("farm a owns none of 20 jobs");
+}
