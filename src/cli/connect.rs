@@ -29,7 +29,7 @@ struct Settings {
     /// ACL token; others on this machine can see it, so prefer the variable or a file [env: CONSUL_HTTP_TOKEN]
     #[arg(long, global = true, value_name = "TOKEN", help_heading = CONSUL)]
     token: Option<String>,
-    /// File with the ACL token [env: CONSUL_HTTP_TOKEN_FILE]
+    /// File with the ACL token; read again when it changes [env: CONSUL_HTTP_TOKEN_FILE]
     #[arg(long, global = true, value_name = "FILE", help_heading = CONSUL)]
     token_file: Option<PathBuf>,
     /// PEM file with the authorities to trust [env: CONSUL_CACERT]
@@ -170,8 +170,9 @@ impl Global {
     /// The clients of a daemon. Sends no request.
     pub(super) fn daemon_clients(&self) -> anyhow::Result<DaemonClients> {
         let (config, root) = self.consul_config()?;
-        let client = || Consul::new(&config).map(Arc::new);
-        Ok(DaemonClients { work: client()?, keeper: client()?, root })
+        let work = Consul::new(&config)?;
+        let keeper = Arc::new(work.another(&config)?);
+        Ok(DaemonClients { work: Arc::new(work), keeper, root })
     }
 
     /// The store, and the address of its agent. Sends no request.

@@ -20,10 +20,15 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::config::{ConfigError, ConsulConfig};
 use super::error::{
-    Refused, RequestContext, Route, deepest_cause, from_consulrs, transport, undecodable,
+    DENIED, Refused, RequestContext, Route, deepest_cause, from_consulrs, transport, undecodable,
 };
+use super::registered::Registered;
+use super::token::RequestToken;
 use super::wire::Scope;
 use rcfarm_store::{Index, StoreError};
+
+/// Header of the ACL token.
+const TOKEN: HeaderName = HeaderName::from_static("x-consul-token");
 
 /// Time-out of an answer. Longer than the 7 s for which a server without a leader holds a request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -69,6 +74,8 @@ pub struct Consul {
     address: String,
     base: Url,
     consulrs: Consulrs,
+    pub(super) token: Arc<RequestToken>,
+    pub(super) registered: Registered,
     permits: Semaphore,
     counts: [AtomicU64; Call::NAMES.len()],
     pub(super) datacenter: Option<String>,
@@ -95,6 +102,12 @@ impl Reply {
         self.index.ok_or_else(|| undecodable(asked, &"the answer has no X-Consul-Index"))
     }
 
+    /// Whether the token lacks rights, or is none.
+    fn is_denied(&self) -> bool {
+        self.status == 403
+            || (self.status == 500 && says_denied(&String::from_utf8_lossy(&self.body)))
+    }
+
     pub(super) fn json<T: serde::de::DeserializeOwned>(
         &self,
         asked: &RequestContext<'_>,
@@ -115,6 +128,18 @@ impl Consul {
     /// # Errors
     /// [`ConfigError`] with the setting that cannot be used.
     pub fn new(config: &ConsulConfig) -> Result<Consul, ConfigError> {
+        Self::with_token(config, Arc::new(RequestToken::read(config)?))
+    }
+
+    /// Another client with the same settings: it has connections of its own, and the same token at any time.
+    ///
+    /// # Errors
+    /// As [`Consul::new`].
+    pub fn another(&self, config: &ConsulConfig) -> Result<Consul, ConfigError> {
+        Self::with_token(config, self.token.clone())
+    }
+
+    fn with_token(config: &ConsulConfig, token: Arc<RequestToken>) -> Result<Consul, ConfigError> {
         let mut url = config.url()?;
         let address = url.to_string();
         let mut headers = headers(config)?;
@@ -144,7 +169,9 @@ impl Consul {
             .map_err(|error| ConfigError::Client(deepest_cause(&error)))?;
         let datacenter = config.datacenter.clone();
         Ok(Consul {
-            consulrs: Consulrs::new(http.clone(), &url, datacenter.as_deref()),
+            consulrs: Consulrs::new(http.clone(), &url, datacenter.as_deref(), token.clone()),
+            token,
+            registered: Registered::default(),
             http,
             address,
             base: url,
@@ -198,14 +225,35 @@ impl Consul {
         self.exchange(call, request, waits).await
     }
 
-    /// Sends a raw request that has its permit.
+    /// Sends a raw request that has its permit. A refused one is sent again if the token has been replaced.
     pub(super) async fn exchange(
         &self,
         call: Call,
         request: RequestBuilder,
         waits: Duration,
     ) -> Result<Reply, StoreError> {
+        let again = request.try_clone();
+        let token = self.token.current();
+        let reply = self.attempt(call, request, token.clone(), waits).await?;
+        match again {
+            Some(again) if reply.is_denied() && self.token.differs_from(token.as_ref()) => {
+                self.attempt(call, again, self.token.current(), waits).await
+            }
+            _ => Ok(reply),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        call: Call,
+        mut request: RequestBuilder,
+        token: Option<HeaderValue>,
+        waits: Duration,
+    ) -> Result<Reply, StoreError> {
         self.count(call);
+        if let Some(token) = token {
+            request = request.header(TOKEN, token);
+        }
         let limit = ANSWER_WITHIN + waits + waits / 16;
         let route = Route { address: &self.address, limit };
         let broken = |error: reqwest::Error| transport(&error, route);
@@ -220,19 +268,36 @@ impl Consul {
         Ok(Reply { status, index: index.map(Index), filtered, body })
     }
 
-    /// Sends a request through consulrs. `call_with` builds it from consulrs's client.
+    /// Sends a request through consulrs. `call_with` builds it from consulrs's client. A refused one is sent again if
+    /// the token has been replaced.
     pub(super) async fn through_consulrs<'c, T, F>(
         &'c self,
         call: Call,
         asked: &RequestContext<'_>,
-        call_with: impl FnOnce(&'c Consulrs) -> F + Send,
+        call_with: impl Fn(&'c Consulrs) -> F + Send,
     ) -> Result<Result<T, Refused>, StoreError>
     where
+        T: Send,
         F: Future<Output = Result<ApiResponse<T>, ClientError>> + Send,
     {
         let _permit = self.permit(call).await;
+        let token = self.token.current();
+        let answer = self.attempt_consulrs(call, asked, call_with(&self.consulrs)).await?;
+        let is_denied = answer.as_ref().is_err_and(|r| r.status == 403 || says_denied(&r.body));
+        if is_denied && self.token.differs_from(token.as_ref()) {
+            return self.attempt_consulrs(call, asked, call_with(&self.consulrs)).await;
+        }
+        Ok(answer)
+    }
+
+    async fn attempt_consulrs<T>(
+        &self,
+        call: Call,
+        asked: &RequestContext<'_>,
+        request: impl Future<Output = Result<ApiResponse<T>, ClientError>> + Send,
+    ) -> Result<Result<T, Refused>, StoreError> {
         self.count(call);
-        match call_with(&self.consulrs).await {
+        match request.await {
             Ok(answer) => Ok(Ok(answer.response)),
             Err(error) => {
                 let route = Route { address: &self.address, limit: ANSWER_WITHIN };
@@ -253,6 +318,10 @@ impl Consul {
     }
 }
 
+fn says_denied(body: &str) -> bool {
+    DENIED.iter().any(|text| body.contains(text))
+}
+
 /// `id` as a path segment for consulrs. Ids that need escaping are refused, because consulrs would escape them twice.
 pub(super) fn plain(id: &str, asked: &RequestContext<'_>) -> Result<String, StoreError> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"_-.,:~".contains(&b);
@@ -270,10 +339,16 @@ pub(super) struct Consulrs {
     /// Consulrs puts its version in front of the address's path. So the first segment of the base path is passed as the
     /// version, and the rest as the address.
     version: String,
+    token: Arc<RequestToken>,
 }
 
 impl Consulrs {
-    fn new(http: reqwest::Client, base: &Url, datacenter: Option<&str>) -> Self {
+    fn new(
+        http: reqwest::Client,
+        base: &Url,
+        datacenter: Option<&str>,
+        token: Arc<RequestToken>,
+    ) -> Self {
         let mut front: Vec<&str> =
             base.path_segments().into_iter().flatten().filter(|s| !s.is_empty()).collect();
         front.push("v1");
@@ -295,7 +370,7 @@ impl Consulrs {
             verify: true,
             version: 1,
         };
-        Consulrs { http: rustify::Client::new(address.as_str(), http), settings, version }
+        Consulrs { http: rustify::Client::new(address.as_str(), http), settings, version, token }
     }
 }
 
@@ -305,7 +380,9 @@ impl consulrs::client::Client for Consulrs {
     }
 
     fn middle(&self, features: Option<Features>) -> EndpointMiddleware {
-        EndpointMiddleware { features, token: None, version: self.version.clone() }
+        let token = self.token.current();
+        let token = token.and_then(|token| token.to_str().ok().map(str::to_owned));
+        EndpointMiddleware { features, token, version: self.version.clone() }
     }
 
     fn settings(&self) -> &ConsulClientSettings {
@@ -313,7 +390,7 @@ impl consulrs::client::Client for Consulrs {
     }
 }
 
-/// Headers of every request. Namespace and partition are headers instead of the query parameters `ns` and `partition`,
+/// Headers of every request but the token. Namespace and partition are headers instead of the query parameters `ns` and `partition`,
 /// because consulrs does not have the latter.
 fn headers(config: &ConsulConfig) -> Result<HeaderMap, ConfigError> {
     let mut headers = HeaderMap::new();
@@ -330,7 +407,6 @@ fn headers(config: &ConsulConfig) -> Result<HeaderMap, ConfigError> {
         format!("Basic {}", STANDARD.encode(auth))
     });
     let named = HeaderName::from_static;
-    add("CONSUL_HTTP_TOKEN", named("x-consul-token"), config.effective_token()?)?;
     add("CONSUL_HTTP_AUTH", AUTHORIZATION, basic)?;
     add("CONSUL_NAMESPACE", named("x-consul-namespace"), config.namespace.clone())?;
     add("CONSUL_PARTITION", named("x-consul-partition"), config.partition.clone())?;

@@ -16,7 +16,7 @@ pub struct ConsulConfig {
     pub address: Option<String>,
     /// ACL token of every request.
     pub token: Option<String>,
-    /// File with the ACL token, read once at the start. Replaces `token` unless it is empty.
+    /// File with the ACL token, read again when it changes. Replaces `token` unless it is empty.
     pub token_file: Option<PathBuf>,
     /// HTTP basic authentication: `user:password`, or `user`.
     pub http_auth: Option<String>,
@@ -217,14 +217,15 @@ impl ConsulConfig {
 
     /// The token to send: that of the file, unless it is empty or there is none.
     pub(super) fn effective_token(&self) -> Result<Option<String>, ConfigError> {
-        if let Some(path) = &self.token_file {
-            let text =
-                String::from_utf8_lossy(&read("CONSUL_HTTP_TOKEN_FILE", path)?).trim().to_owned();
-            if !text.is_empty() {
-                return Ok(Some(text));
-            }
-        }
-        Ok(self.token.clone())
+        let in_file = self.token_file.as_deref().map(Self::token_in).transpose()?;
+        Ok(in_file.flatten().or_else(|| self.token.clone()))
+    }
+
+    /// The token in a file. `None`: the file is empty.
+    pub(super) fn token_in(file: &Path) -> Result<Option<String>, ConfigError> {
+        let bytes = read("CONSUL_HTTP_TOKEN_FILE", file)?;
+        let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+        Ok(Some(text).filter(|text| !text.is_empty()))
     }
 
     /// The PEM files of the authorities to trust. Empty: the system's are trusted.

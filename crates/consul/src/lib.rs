@@ -13,8 +13,8 @@
 //! | `session`, `sessions` | raw | one negative lock-delay of anybody's makes consulrs refuse the whole list; it drops `X-Consul-Results-Filtered-By-ACLs` |
 //! | `txn`, `ask`, `service_health`, `leader` | raw | consulrs has none of them |
 //!
-//! Token, namespace and partition are headers of the client, and time-outs and TLS are the client's, so consulrs cannot
-//! change them. The headers are marked sensitive: no log shows the token. A path in the address is passed to consulrs as
+//! Namespace and partition are headers of the client, and time-outs and TLS are the client's, so consulrs cannot change
+//! them. The token is a header of each request, because its file may change. No log shows it. A path in the address is passed to consulrs as
 //! its "API version", because consulrs would put `v1` in front of the path. Consulrs logs each call, and each refused one
 //! as an error: see [`NOISY_TARGETS`]. A body is never chunked, so that Consul's limits on its length hold.
 //!
@@ -23,6 +23,8 @@
 //! - A session ends within milliseconds after its TTL check turned critical: 2.0 s after the last update of a 2 s check.
 //! - With lock-delay `0s` its locks can then be acquired at once.
 //! - A service's registration has reached the servers when the agent answers, even a client agent.
+//! - The agent syncs a check with the token that registered it. Once that token is deleted, a check that turns critical
+//!   ends no session. So a service is registered again when the token has changed.
 //!
 //! Rules of use (`consul-semantics.md` §6, §10): HTTP/1.1, no redirects (a redirected PUT would become a GET), no proxy
 //! (the agent is local), own time-outs. Of the 200 connections that an agent permits per host, at most 20 are used:
@@ -35,8 +37,10 @@ mod client;
 mod config;
 mod error;
 mod reader;
+mod registered;
 #[cfg(test)]
 mod tests;
+mod token;
 mod txn;
 mod wire;
 mod writer;

@@ -265,6 +265,68 @@ impl io::Write for Log {
     }
 }
 
+/// Each call, raw and through consulrs, that is refused for its token is sent again with that of the changed file.
+#[tokio::test]
+async fn refused_call_is_sent_again_with_the_replaced_token() {
+    let server = Server::start(|request| match request.contains("x-consul-token: new\r\n") {
+        true => indexed(200, "null"),
+        false => answer(403, "ACL not found"),
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    let config = ConsulConfig { token_file: Some(file.clone()), ..server.config() };
+    for call in 0..3 {
+        std::fs::write(&file, "old").unwrap();
+        let consul = Consul::new(&config).unwrap();
+        let twin = consul.another(&config).unwrap();
+        std::fs::write(&file, "new").unwrap();
+        let outcome = match call {
+            0 => consul.get(&key("a"), Query::PLAIN).await.map(drop),
+            1 => consul.txn(&[set("a")]).await.map(drop),
+            _ => consul.destroy_session(&session()).await,
+        };
+        assert_eq!(outcome.err().filter(|e| matches!(e, StoreError::Forbidden { .. })), None);
+        let tried = server.seen.lock().unwrap().drain(..).count();
+        assert_eq!(tried, 2, "call {call}");
+        // Its other client has the new token at once.
+        twin.leader().await.err();
+        assert_eq!(server.seen.lock().unwrap().drain(..).count(), 1);
+    }
+    // The file is the same: no second attempt.
+    std::fs::write(&file, "old").unwrap();
+    let consul = Consul::new(&config).unwrap();
+    let error = consul.get(&key("a"), Query::PLAIN).await.unwrap_err();
+    assert!(matches!(error, StoreError::Forbidden { .. }), "{error}");
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn service_is_registered_again_when_the_token_has_changed() {
+    let server = Server::start(|request| match request.contains("x-consul-token: old\r\n") {
+        true if request.contains("/update/") && request.contains("late") => {
+            answer(403, "ACL not found")
+        }
+        _ => answer(200, ""),
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, "old").unwrap();
+    let config = ConsulConfig { token_file: Some(file.clone()), ..server.config() };
+    let consul = Consul::new(&config).unwrap();
+    let registrations = || server.requests().iter().filter(|r| r.contains("/register")).count();
+    let service = service();
+    consul.register_service(&service).await.unwrap();
+    assert_eq!(consul.pass_check(&service.check_id(), "").await, Ok(true));
+    assert_eq!(registrations(), 1);
+    std::fs::write(&file, "new").unwrap();
+    for _ in 0..2 {
+        assert_eq!(consul.pass_check(&service.check_id(), "late").await, Ok(true));
+        assert_eq!(registrations(), 2, "once for each token");
+    }
+}
+
 #[tokio::test]
 async fn a_404_without_an_index_is_an_error() {
     let server = Server::start(|_| indexed(404, "")).await;

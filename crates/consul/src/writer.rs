@@ -13,6 +13,7 @@ use consulrs::api::session::common::ServiceCheck;
 use consulrs::api::session::requests::{
     CreateSessionRequest, DeleteSessionRequest, RenewSessionRequest,
 };
+use tracing::{debug, info};
 
 use super::client::{Call, Consul, plain};
 use super::error::{Refused, RequestContext};
@@ -26,6 +27,8 @@ use rcfarm_store::{
     TxnOutcome,
 };
 
+/// Limit of one attempt to register a service with a new token. The heartbeat before it counts only when it ends.
+const AGAIN_WITHIN: Duration = Duration::from_millis(500);
 const PASSING: &str = "passing";
 /// How long a check may take from the agent, where it is registered, to the catalog, where Consul looks for it.
 const CHECK_ARRIVES_WITHIN: Duration = Duration::from_secs(2);
@@ -43,23 +46,26 @@ impl Store for Consul {
         mode: PutMode,
     ) -> Result<bool, StoreError> {
         let mut asked = RequestContext::new("writing", key.as_str());
-        let mut endpoint = SetKeyRequest {
-            key: format!("{key}"),
-            value: value.into(),
-            dc: self.datacenter.clone(),
-            flags: Some(flags),
-            ..SetKeyRequest::default()
-        };
-        match &mode {
-            PutMode::Set => {}
-            PutMode::Cas(index) => endpoint.cas = Some(index.0),
-            PutMode::Acquire(session) => {
-                endpoint.acquire = Some(session.to_string());
-                asked.session = Some(session);
-            }
-            PutMode::Release(session) => endpoint.release = Some(session.to_string()),
+        if let PutMode::Acquire(session) = &mode {
+            asked.session = Some(session);
         }
-        self.through_consulrs(Call::Write, &asked, |c| api::exec_with_result(c, endpoint))
+        let endpoint = || {
+            let mut endpoint = SetKeyRequest {
+                key: format!("{key}"),
+                value: value.to_vec(),
+                dc: self.datacenter.clone(),
+                flags: Some(flags),
+                ..SetKeyRequest::default()
+            };
+            match &mode {
+                PutMode::Set => {}
+                PutMode::Cas(index) => endpoint.cas = Some(index.0),
+                PutMode::Acquire(session) => endpoint.acquire = Some(session.to_string()),
+                PutMode::Release(session) => endpoint.release = Some(session.to_string()),
+            }
+            endpoint
+        };
+        self.through_consulrs(Call::Write, &asked, |c| api::exec_with_result(c, endpoint()))
             .await?
             .map_err(|refused| refused.error(&asked))
     }
@@ -107,9 +113,10 @@ impl Store for Consul {
         let give_up = monotonic() + CHECK_ARRIVES_WITHIN;
         let mut attempt = 0;
         loop {
-            let endpoint = endpoint.clone();
             let created = self
-                .through_consulrs(Call::Session, &asked, |c| api::exec_with_result(c, endpoint))
+                .through_consulrs(Call::Session, &asked, |c| {
+                    api::exec_with_result(c, endpoint.clone())
+                })
                 .await?;
             match created {
                 Ok(created) => return Ok(SessionId::from(created.id.as_str())),
@@ -131,7 +138,7 @@ impl Store for Consul {
         };
         // "raw": the answer is the session, and consulrs cannot decode every session.
         let renewed = self
-            .through_consulrs(Call::Heartbeat, &asked, |c| api::exec_with_raw(c, endpoint))
+            .through_consulrs(Call::Heartbeat, &asked, |c| api::exec_with_raw(c, endpoint.clone()))
             .await?;
         match renewed {
             Ok(_) => Ok(true),
@@ -146,7 +153,7 @@ impl Store for Consul {
             uuid: plain(id.as_str(), &asked)?,
             ..DeleteSessionRequest::default()
         };
-        self.through_consulrs(Call::Session, &asked, |c| api::exec_with_empty(c, endpoint))
+        self.through_consulrs(Call::Session, &asked, |c| api::exec_with_empty(c, endpoint.clone()))
             .await?
             .map_err(|refused| refused.error(&asked))
     }
@@ -167,26 +174,33 @@ impl Store for Consul {
             check: Some(check),
             ..RegisterServiceRequest::default()
         };
-        self.through_consulrs(Call::Agent, &asked, |c| api::exec_with_empty(c, endpoint))
+        self.through_consulrs(Call::Agent, &asked, |c| api::exec_with_empty(c, endpoint.clone()))
             .await?
             .map_err(|refused| refused.error(&asked))?;
+        self.registered.insert(service, self.token.current());
         // A check that exists keeps its state, even a critical one.
         self.pass_check(&service.check_id(), "").await.map(|_| ())
     }
 
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
         let asked = RequestContext::new("passing the check", check);
-        let endpoint = TtlCheckUpdateRequest {
-            check: plain(check, &asked)?,
+        let id = plain(check, &asked)?;
+        let endpoint = || TtlCheckUpdateRequest {
+            check: id.clone(),
             status: Some(PASSING.to_owned()),
             output: Some(note.to_owned()),
             ..TtlCheckUpdateRequest::default()
         };
         let passed = self
-            .through_consulrs(Call::Heartbeat, &asked, |c| api::exec_with_empty(c, endpoint))
+            .through_consulrs(Call::Heartbeat, &asked, |c| api::exec_with_empty(c, endpoint()))
             .await?;
         match passed {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                if let Some(service) = self.registered.outdated(check, self.token.current()) {
+                    self.register_again(&service).await;
+                }
+                Ok(true)
+            }
             Err(refused) if is_unknown(&refused) => Ok(false),
             Err(refused) => Err(refused.error(&asked)),
         }
@@ -194,12 +208,14 @@ impl Store for Consul {
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {
         let asked = RequestContext::new("deregistering the service", id);
-        let endpoint = DeregisterServiceRequest {
-            id: plain(id, &asked)?,
+        self.registered.remove(id);
+        let segment = plain(id, &asked)?;
+        let endpoint = || DeregisterServiceRequest {
+            id: segment.clone(),
             ..DeregisterServiceRequest::default()
         };
         let removed = self
-            .through_consulrs(Call::Agent, &asked, |c| api::exec_with_empty(c, endpoint))
+            .through_consulrs(Call::Agent, &asked, |c| api::exec_with_empty(c, endpoint()))
             .await?;
         match removed {
             Err(refused) if !is_unknown(&refused) => Err(refused.error(&asked)),
@@ -209,6 +225,21 @@ impl Store for Consul {
 }
 
 impl Consul {
+    /// Registers a service again after the token has changed. If that fails, the next heartbeat tries again: this one
+    /// has been answered.
+    async fn register_again(&self, service: &TtlService) {
+        let registered = tokio::time::timeout(AGAIN_WITHIN, self.register_service(service)).await;
+        match registered {
+            Ok(Ok(())) => {
+                info!(service = service.id, "the service is registered with the new token")
+            }
+            Ok(Err(error)) => {
+                debug!(%error, service = service.id, "the service cannot be registered again yet");
+            }
+            Err(_) => debug!(service = service.id, "no answer to registering the service again"),
+        }
+    }
+
     /// `recurse` is `Some(true)` or absent: Consul ignores its value.
     async fn delete_with(
         &self,
@@ -216,14 +247,14 @@ impl Consul {
         cas: Option<u64>,
         recurse: Option<bool>,
     ) -> Result<bool, StoreError> {
-        let endpoint = DeleteKeyRequest {
+        let endpoint = || DeleteKeyRequest {
             key: asked.about.to_owned(),
             cas,
             dc: self.datacenter.clone(),
             recurse,
             ..DeleteKeyRequest::default()
         };
-        self.through_consulrs(Call::Write, &asked, |c| api::exec_with_result(c, endpoint))
+        self.through_consulrs(Call::Write, &asked, |c| api::exec_with_result(c, endpoint()))
             .await?
             .map_err(|refused| refused.error(&asked))
     }

@@ -75,6 +75,17 @@ impl RealCluster {
         let token = put("token", json!({"Policies": [{"Name": name}]})).await;
         token["SecretID"].as_str().unwrap().to_owned()
     }
+
+    /// Deletes a token.
+    pub async fn delete_token(&self, token: &str) {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let url = format!("http://{}/v1/acl/token", self.address);
+        let own = client.get(format!("{url}/self")).header("X-Consul-Token", token);
+        let own: Value = own.send().await.unwrap().json().await.unwrap();
+        let own = client.delete(format!("{url}/{}", own["AccessorID"].as_str().unwrap()));
+        let answer = own.header("X-Consul-Token", MASTER).send().await.unwrap();
+        answer.error_for_status().unwrap();
+    }
 }
 
 impl<S: Store, C> HttpCluster<S, C> {

@@ -25,19 +25,23 @@ fn denying() -> String {
 }
 
 /// A Consul with such ACLs.
-async fn denying_consul() -> RealCluster {
+pub(super) async fn denying_consul() -> RealCluster {
     RealCluster::on_server(ConsulServer::with_config(&denying()).await)
+}
+
+/// The rules of `docs/operate/acl/<name>.hcl`.
+pub(super) fn rules_of(name: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
+    std::fs::read_to_string(file).unwrap()
 }
 
 /// The program with a new token for `docs/operate/acl/<name>.hcl` and the rules in `more`.
 async fn with_policy(cluster: &RealCluster, name: &str, more: &str) -> Program {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/operate/acl/{name}.hcl"));
-    let rules = std::fs::read_to_string(file).unwrap() + more;
-    cluster.program.with_token(&cluster.token(&rules).await)
+    cluster.program.with_token(&cluster.token(&(rules_of(name) + more)).await)
 }
 
 /// Runs a command; words are separated by single spaces.
-async fn run(program: &Program, words: &str) -> Ran {
+pub(super) async fn run(program: &Program, words: &str) -> Ran {
     program.run(&words.split(' ').collect::<Vec<_>>()).await
 }
 
@@ -227,8 +231,7 @@ async fn a_team_works_in_its_own_namespace() {
     let farm = with_policy(&cluster, "farm", "").await;
     let node = with_policy(&cluster, "node", "").await;
     let team_a = with_policy(&cluster, "team", "").await;
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operate/acl/team.hcl");
-    let rules = std::fs::read_to_string(file).unwrap();
+    let rules = rules_of("team");
     // The length is part of the policy's name.
     let rules = rules.replace("team-a", "team-b") + "\n";
     let token_b = cluster.token(&rules).await;

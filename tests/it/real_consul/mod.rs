@@ -5,3 +5,4 @@ mod agents;
 mod controllers;
 mod gangs;
 mod jobs;
+mod token_rotation;
