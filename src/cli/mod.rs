@@ -16,6 +16,8 @@ mod demo_server;
 mod dev;
 mod dev_token;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod failure;
 mod farm;
 mod farm_run;

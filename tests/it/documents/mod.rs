@@ -1,6 +1,7 @@
 //! Checks the documentation against the program: links, citations, generated lists, and the format of pages.
 
 mod measured_facts;
+mod quoted;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
