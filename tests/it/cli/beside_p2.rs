@@ -66,18 +66,6 @@ async fn pod_list_knows_pods_of_p2_preparers() {
 }
 
 #[tokio::test]
-async fn terminal_escapes_of_records_are_not_printed() {
-    let cluster = HttpCluster::new().await;
-    let status = r#"{"phase":"Running","message":"\u001b[31mPWNED\u001b]0;title\u0007"}"#;
-    cluster.put("status/pods/web/n1", status).await;
-    for arguments in [["pod", "list", "-o", "table"], ["pod", "list", "-o", "yaml"]] {
-        let text = cluster.run(&arguments).await.ok();
-        assert!(text.contains("PWNED"), "{text}");
-        assert!(!text.contains(['\u{1b}', '\u{7}']), "{text:?}");
-    }
-}
-
-#[tokio::test]
 async fn create_warns_of_what_p2_cannot_read_and_refuses_typing_errors() {
     let cluster = HttpCluster::new().await;
     let file = cluster.dir.path().join("m.yaml");

@@ -16,6 +16,7 @@ mod node;
 mod priority_class;
 mod queue;
 mod rc;
+mod terminal_escapes;
 mod upstream;
 mod usage;
 mod with_a_farm;

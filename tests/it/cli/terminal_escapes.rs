@@ -1,0 +1,337 @@
+//! What others wrote into Consul, keys and values, reaches the terminal without control characters: by every command,
+//! in each format, on standard output and as errors.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::harness::HttpCluster;
+use rcfarm_store::{Behavior, NewSession, Store};
+
+/// Colours, the title of the window, a C1 control character, and a reversed direction of text.
+const HOSTILE: &str = "PWNED\u{1b}[31m\u{1b}]0;title\u{7}\u{9b}2J\u{7f}\u{202e}\r";
+
+/// Commands that print what is in Consul. `b` stands for records that cannot be decoded or are not valid.
+const PRINTING: &[&str] = &[
+    "apply -f bad.yaml",
+    "audit acknowledge --dry-run",
+    "audit list",
+    "audit prune --keep 30d --dry-run",
+    "audit verify",
+    "complete -- rc get",
+    "complete -- job get",
+    "doctor",
+    "farm confirm f1",
+    "farm list",
+    "job abort b",
+    "job complete b",
+    "job delete b",
+    "job explain a",
+    "job explain b",
+    "job get a",
+    "job get b",
+    "job list",
+    "job restart b",
+    "job restart-pod b w 0",
+    "job restart-task b w",
+    "job resume b",
+    "job suspend b",
+    "job terminate b",
+    "job tree a",
+    "job tree b",
+    "job wait a --timeout 0s",
+    "label get node n1",
+    "label get rc web",
+    "label list job",
+    "label list node",
+    "label list pod",
+    "label list rc",
+    "label remove node n1 absent",
+    "label set node n1 a=b",
+    "node drain n1 --no-wait",
+    "node get n1",
+    "node get n2",
+    "node list",
+    "node remove n1",
+    "node undrain n1",
+    "plan -f bad.yaml",
+    "plan -f hostile.yaml",
+    "apply -f hostile.yaml",
+    "pod get web",
+    "pod list",
+    "priority-class get a",
+    "priority-class get b",
+    "priority-class list",
+    "queue close b",
+    "queue get a",
+    "queue get b",
+    "queue list",
+    "queue open b",
+    "queue update b --order fifo",
+    "rc explain web",
+    "rc explain 00000000-0000-0000-0000-00000000000b",
+    "rc get web",
+    "rc get 00000000-0000-0000-0000-00000000000b",
+    "rc list",
+    "rc orphans",
+    "rc plan web",
+    "rc plan 00000000-0000-0000-0000-00000000000b",
+    "rc pods web",
+    "rc scale 00000000-0000-0000-0000-00000000000b 1",
+    "rc status web",
+    "rc status 00000000-0000-0000-0000-00000000000b",
+    "rc enable 00000000-0000-0000-0000-00000000000b",
+    "rc disable 00000000-0000-0000-0000-00000000000b",
+    "rc update 00000000-0000-0000-0000-00000000000b --strategy dynamic",
+    "rc delete 00000000-0000-0000-0000-00000000000b",
+    "rc delete web",
+    "queue delete b",
+    "priority-class delete b",
+];
+
+/// Commands that are not run here, with the reason.
+const OTHERS: &[(&str, &str)] = &[
+    ("rc create", "prints an id"),
+    ("rc watch", "prints what `rc status` prints, until it is stopped"),
+    ("queue create", "prints the user's own words"),
+    ("priority-class create", "prints the user's own words"),
+    ("job run", "prints the user's own words"),
+    ("job logs", "prints what processes wrote, byte for byte, as kubectl does"),
+    ("pod logs", "prints what processes wrote, byte for byte, as kubectl does"),
+    ("farm run", "logs: the subscriber escapes them"),
+    ("node run", "logs: the subscriber escapes them"),
+    ("dev", "runs a store of its own"),
+    ("demo-server", "reads nothing"),
+    ("completion", "reads nothing"),
+    ("man", "reads nothing"),
+];
+
+fn is_control(c: char) -> bool {
+    (c.is_control() && c != '\n' && c != '\t') || ('\u{202a}'..='\u{202e}').contains(&c)
+}
+
+fn job(name: &str) -> Value {
+    json!({
+        "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job",
+        "metadata": {"name": name, "namespace": "default", "annotations": {"note": HOSTILE}},
+        "spec": {"tasks": [{"name": "w", "replicas": 1, "template": {"spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "c", "command": ["echo", HOSTILE]}]
+        }}}]}
+    })
+}
+
+async fn write_records(cluster: &HttpCluster, rc: &str) {
+    let bad = "00000000-0000-0000-0000-00000000000b";
+    let text = |value: Value| value.to_string();
+    let condition = |kind: &str| {
+        json!({"type": kind, "status": false, "reason": "InvalidRecord", "message": HOSTILE,
+               "last_transition_time": "2026-01-01T00:00:00Z"})
+    };
+    let labels = json!({"note": HOSTILE, "role": "web"});
+    let records = [
+        (format!("labels/replication_controller/{rc}"), json!({"pod_id": "web", "note": HOSTILE})),
+        (
+            format!("status/replication_controllers/{rc}/rcfarm"),
+            json!({
+                "observed_index": 1, "revision": 1, "last_error": HOSTILE,
+                "replicas": {"desired": 1, "current": 1, "healthy": 0, "eligible": 1},
+                "conditions": [condition("Valid"), condition("Scheduled"), condition("Placed")],
+                "owner": {"farm": "f1", "since": "2026-01-01T00:00:00Z"},
+                "quarantined_nodes": {"n1": {"until": "2030-01-01T00:00:00Z", "failures": 3,
+                    "why": HOSTILE, "observed_index": 1}},
+            }),
+        ),
+        (
+            format!("replication_controllers/{bad}"),
+            json!({"id": bad, "manifest": format!("id: {HOSTILE}"), "node_selector": HOSTILE,
+                   "pod_labels": {"x": HOSTILE}, "replicas_desired": 1}),
+        ),
+        ("labels/node/n1".to_owned(), labels.clone()),
+        (
+            "labels/pod/n1/web".to_owned(),
+            json!({"pod_id": "web", "replication_controller_id": rc, "note": HOSTILE}),
+        ),
+        (
+            "labels/pod/n1/orphan".to_owned(),
+            json!({"pod_id": HOSTILE,
+            "replication_controller_id": "00000000-0000-0000-0000-0000000000ff"}),
+        ),
+        ("labels/job/default/a".to_owned(), labels),
+        (
+            "rcfarm/nodes/n1".to_owned(),
+            json!({"address": HOSTILE, "problem": HOSTILE, "http": HOSTILE, "agent_version": HOSTILE,
+                   "labels": {"a": HOSTILE}, "capacity": {"cpu_milli": 1000}}),
+        ),
+        ("rcfarm/nodes/n2".to_owned(), json!({"state": HOSTILE})),
+        (
+            "status/pods/web/n1".to_owned(),
+            json!({"status": HOSTILE, "phase": "Running", "message": HOSTILE, "notes": [HOSTILE],
+                   "devices": [HOSTILE], "cannot_start": HOSTILE,
+                   "process_status": [{"launchable_id": HOSTILE, "entry_point": HOSTILE,
+                       "phase": "Running", "output": HOSTILE, "message": HOSTILE}]}),
+        ),
+        (
+            "health/web/n1".to_owned(),
+            json!({"Id": "web", "Node": "n1", "Service": "web", "Status": HOSTILE, "Unfit": HOSTILE,
+                   "CannotStart": HOSTILE}),
+        ),
+        ("rcfarm/allocations/n1".to_owned(), json!({"pods": {"x": {"owner": HOSTILE}}})),
+        ("rcfarm/queues/a".to_owned(), json!({"spec": {}, "note": HOSTILE})),
+        (
+            "rcfarm/queue_status/a".to_owned(),
+            json!({"state": "Unknown", "message": HOSTILE, "ignored": [HOSTILE]}),
+        ),
+        ("rcfarm/queues/b".to_owned(), json!({"spec": {"order": HOSTILE}})),
+        ("rcfarm/priority_classes/a".to_owned(), json!({"value": 7, "description": HOSTILE})),
+        ("rcfarm/priority_classes/b".to_owned(), json!({"value": HOSTILE})),
+        ("rcfarm/jobs/default/a".to_owned(), job("a")),
+        (
+            "rcfarm/job_status/default/a".to_owned(),
+            json!({"uid": "7", "lastError": HOSTILE,
+                   "state": {"phase": "Pending", "reason": "WaitingForAdmission",
+                             "message": HOSTILE, "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                   "failures": [{"task": "w", "index": 0, "node": "n1", "version": 0, "attempt": 0,
+                        "time": "2026-01-01T00:00:00Z", "exitCode": 1, "reason": "Error",
+                        "message": HOSTILE, "output": HOSTILE}]}),
+        ),
+        ("rcfarm/jobs/default/b".to_owned(), json!({"kind": HOSTILE, "spec": {"tasks": HOSTILE}})),
+        (
+            "rcfarm/pod_groups/default/a".to_owned(),
+            json!({"spec": {"queue": "a", "minMember": 1}, "members": [], "note": HOSTILE}),
+        ),
+        (
+            "rcfarm/pod_group_status/default/a".to_owned(),
+            json!({"phase": "Pending", "reason": "QueueClosed", "message": HOSTILE, "of": 1,
+                   "since": 1, "revision": 1}),
+        ),
+        (
+            "rcfarm/commands/default/01890000-0000-7000-8000-000000000001".to_owned(),
+            json!({"action": "AbortJob", "target": {"kind": "Job", "job": "default/a"},
+                   "reason": HOSTILE, "issued_by": HOSTILE}),
+        ),
+        (
+            "audit_logs/01890000-0000-7000-8000-000000000002".to_owned(),
+            json!({"event_type": "LABELS_CHANGED", "timestamp": "2026-01-01T00:00:00Z",
+                   "schema_version": 1, "event_details": {"kind": "node", "id": "n1",
+                   "actor": format!("user:{HOSTILE}"), "reason": HOSTILE, "set": {"a": HOSTILE},
+                   "removed": [HOSTILE]}}),
+        ),
+        (
+            "audit_logs/01890000-0000-7000-8000-000000000003".to_owned(),
+            json!({"event_type": HOSTILE, "timestamp": "2026-01-01T00:00:00Z", "schema_version": 1,
+                   "event_details": {"note": HOSTILE}}),
+        ),
+    ];
+    for (key, value) in records {
+        cluster.put(key, text(value)).await;
+    }
+    let session = cluster
+        .store
+        .create_session(&NewSession {
+            name: HOSTILE.to_owned(),
+            ttl: None,
+            lock_delay: std::time::Duration::ZERO,
+            behavior: Behavior::Delete,
+            checks: Vec::new(),
+        })
+        .await
+        .unwrap();
+    let presence = json!({"session": session, "selector": "", "version": HOSTILE,
+        "since": "2026-01-01T00:00:00Z", "scheduler": HOSTILE, "suspicions": [HOSTILE],
+        "check_problem": HOSTILE, "unusable_keys": [HOSTILE], "suspect_nodes": ["n1"]});
+    cluster.put_locked("rcfarm/farms/f1", &presence.to_string(), &session).await;
+    // Keys that this program would not write.
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for prefix in [
+        "replication_controllers/",
+        "labels/node/",
+        "status/pods/",
+        "rcfarm/jobs/default/",
+        "rcfarm/queues/",
+        "rcfarm/nodes/",
+        "audit_logs/",
+        "rcfarm/bell/",
+        "rcfarm/farms/",
+        "intent/n1/",
+        "labels/pod/n1/",
+    ] {
+        // Consul refuses such a key in an address, not in a transaction.
+        let set =
+            json!({"Verb": "set", "Key": format!("{prefix}PWNED\u{1b}[31m\u{7}"), "Value": ""});
+        let url = format!("http://{}/v1/txn", cluster.address);
+        let answer = client.put(url).json(&json!([{"KV": set}])).send().await.unwrap();
+        let status = answer.status();
+        assert!(status.is_success(), "{prefix}: {}", answer.text().await.unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_command_prints_control_characters_of_records() {
+    let cluster = HttpCluster::new().await;
+    let rc = cluster.create(&[]).await;
+    write_records(&cluster, &rc).await;
+    let hostile = serde_json::to_string(&job("c")).unwrap();
+    std::fs::write(cluster.dir.path().join("hostile.yaml"), hostile).unwrap();
+    let bad = json!({"kind": HOSTILE, "metadata": {"name": HOSTILE}});
+    std::fs::write(cluster.dir.path().join("bad.yaml"), bad.to_string()).unwrap();
+    let mut wrong = Vec::new();
+    let mut silent = Vec::new();
+    for command in PRINTING {
+        let words: Vec<&str> = command.split(' ').collect();
+        let mut shown = false;
+        // Those that change something do so once.
+        let reads = [
+            "list", "get", "status", "explain", "plan", "tree", "pods", "orphans", "doctor",
+            "verify",
+        ];
+        let formats: &[&str] = match words.iter().any(|word| reads.contains(word)) {
+            true => &["table", "json", "yaml"],
+            false => &["table"],
+        };
+        for format in formats {
+            let ran =
+                cluster.run(&[&["-o", format, "--color", "never"], &words[..]].concat()).await;
+            assert!(!ran.stderr.contains("Usage: "), "{command}: {}", ran.stderr);
+            let text = format!("{}{}", ran.stdout, ran.stderr);
+            shown |= text.contains("PWNED");
+            if let Some(c) = text.chars().find(|c| is_control(*c)) {
+                let line = text.lines().find(|line| line.contains(c)).unwrap_or_default();
+                wrong.push(format!("{command} -o {format}: {c:?} in {line:?}"));
+            }
+        }
+        if !shown {
+            silent.push(*command);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // Otherwise the test would prove nothing: most commands show what others wrote.
+    assert!(silent.len() * 2 < PRINTING.len(), "{silent:#?}");
+}
+
+/// Every command of the program is run above, or has a reason.
+#[test]
+fn every_command_is_looked_at() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/cli.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `rcfarm "));
+    let command = |row: &str| -> String {
+        let is_verb = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+        let words: Vec<&str> = row
+            .split([' ', '`'])
+            .take_while(is_verb)
+            .filter(|word| !word.is_empty() && !word.starts_with('-'))
+            .collect();
+        words.join(" ")
+    };
+    let all: BTreeSet<String> = rows.map(command).collect();
+    assert!(all.len() > 60, "the table is no longer found: {all:?}");
+    let is_known = |command: &&String| {
+        let begins =
+            |line: &&str| line.split(' ').take(command.split(' ').count()).eq(command.split(' '));
+        PRINTING.iter().any(|line| begins(&line)) || OTHERS.iter().any(|(name, _)| name == command)
+    };
+    let missing: Vec<&String> = all.iter().filter(|command| !is_known(command)).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
