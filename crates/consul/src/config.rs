@@ -6,6 +6,9 @@ use std::{fmt, fs};
 use reqwest::Url;
 
 const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
+/// What to do instead of `unix://`: an agent may listen at several addresses.
+const NO_SOCKETS: &str = "unix sockets are not supported. Let the agent listen on loopback as well, by \
+    addresses { http = \"unix://… 127.0.0.1\" } in its configuration";
 
 /// Settings of the connection to Consul. Every field is optional: [`ConsulConfig::or`] merges flags, environment and a
 /// file. `Debug` shows neither token nor password.
@@ -197,7 +200,7 @@ impl ConsulConfig {
         let tls = match scheme {
             "http" => self.ssl == Some(true),
             "https" => true,
-            "unix" => return Err(bad("Unix sockets are not supported".to_owned())),
+            "unix" => return Err(bad(NO_SOCKETS.to_owned())),
             other => return Err(bad(format!("the scheme {other:?} is unknown"))),
         };
         let scheme = if tls { "https" } else { "http" };
@@ -427,7 +430,7 @@ mod tests {
             assert_eq!(url(address, ssl).as_deref(), Ok(expected), "{address:?}");
         }
         for (address, why) in [
-            ("unix:///var/run/consul", "Unix sockets are not supported"),
+            ("unix:///var/run/consul", "addresses { http = \"unix://… 127.0.0.1\" }"),
             ("ftp://consul", "the scheme \"ftp\" is unknown"),
             ("http://", "empty host"),
             ("consul:85000", "invalid port"),

@@ -6,3 +6,4 @@ mod controllers;
 mod gangs;
 mod jobs;
 mod token_rotation;
+mod unix_socket;
