@@ -212,6 +212,15 @@ impl<S: ChainedStatus> StatusChain<S> {
     }
 
     async fn send(&mut self, change: Change<S>) -> Result<Committed, ReconcileError> {
+        self.expected.sent();
+        let committed = self.send_and_learn(change).await;
+        if !matches!(committed, Ok(Committed::Applied(_))) && !self.machine.is_behind() {
+            self.note_known();
+        }
+        committed
+    }
+
+    async fn send_and_learn(&mut self, change: Change<S>) -> Result<Committed, ReconcileError> {
         let seen = change.record;
         let sent = self.machine.next(change.status.clone());
         let (txn, apart, layout) = self.transaction(change, &sent);

@@ -31,7 +31,7 @@ pub struct ExpectedStatus {
 struct Known {
     /// ModifyIndex; 0: no status.
     index: Index,
-    /// When it was read or written; `None`: not yet.
+    /// When it was read or written; `None`: not yet, or it is being written.
     since: Option<Instant>,
     /// The check found the status at another index.
     differs: bool,
@@ -45,6 +45,11 @@ impl ExpectedStatus {
     /// Notes that the owner has read or written the status at this index.
     pub(super) fn set(&self, index: Index) {
         *self.lock() = Known { index, since: Some(monotonic()), differs: false };
+    }
+
+    /// Notes that the owner sends a write of the status. Nothing is compared until the owner knows its result.
+    pub(super) fn sent(&self) {
+        self.lock().since = None;
     }
 
     /// Whether the check has found another index, and the owner has not read the status since.

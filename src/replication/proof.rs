@@ -5,7 +5,8 @@
 //! have launched the manifest, in a form of their own (`p2.md` §2.5).
 //!
 //! A place is read until its intent is proved to run, and not again until the intent changes. An intent that was never
-//! rewritten needs no proof: there was no other manifest that its pod's health could be about.
+//! rewritten needs no proof: there was no other manifest that its pod's health could be about. One that was deleted and
+//! made anew is rewritten: its node may have seen neither.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ impl RcController {
         let mut pods = RcPods::clone(&input.pods);
         let rewritten = |(place, pod): (&PodRef, &RcPod)| {
             let intent = self.caches.intent_at(&self.own, place)?;
-            let matters = pod.health == Health::Passing && intent.created != intent.index;
+            let matters = pod.health == Health::Passing && is_rewritten(intent, pod.created);
             matters.then(|| (place.clone(), intent))
         };
         let rewritten: BTreeMap<PodRef, Versioned<u64>> =
@@ -96,6 +97,12 @@ impl RcController {
     }
 }
 
+/// Whether the node may know an earlier intent of a pod whose label was created at `pod`. Both are created by one
+/// transaction, so an intent that is newer than its label replaces one that somebody deleted.
+fn is_rewritten(intent: Versioned<u64>, pod: Index) -> bool {
+    intent.created != intent.index || intent.created > pod
+}
+
 /// Whether a node that reports `reality` runs the intent with this hash. `text` is the record's manifest.
 fn runs(reality: &Entry, intent: Versioned<u64>, by_agent: bool, text: &str) -> bool {
     let Versioned { index, value: hash, .. } = intent;
@@ -118,6 +125,16 @@ fn means_the_same(reality: &[u8], text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn intent_that_was_deleted_and_made_anew_is_rewritten() {
+        let intent =
+            |created, index| Versioned { index: Index(index), created: Index(created), value: 1 };
+        assert!(!is_rewritten(intent(5, 5), Index(5)), "made with its pod");
+        assert!(!is_rewritten(intent(5, 5), Index(8)), "adopted by a newer pod");
+        assert!(is_rewritten(intent(5, 9), Index(5)), "replaced");
+        assert!(is_rewritten(intent(9, 9), Index(5)), "deleted by hand, then repaired");
+    }
 
     #[test]
     fn reality_of_a_p2_node_counts_once_it_is_newer_or_means_the_same() {

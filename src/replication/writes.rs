@@ -227,7 +227,7 @@ pub fn apply(pods: &mut RcPods, spec: &RcSpec, step: &PodStep, index: Index) {
             };
             let labels = merged(spec, &pod.labels);
             let (created, health) = (pod.created, pod.health);
-            let unproved = pod.unproved || matches!(pod.intent, Intent::Differs(_));
+            let unproved = pod.unproved || !matches!(pod.intent, Intent::Same(_));
             let pod = RcPod { label_index: index, created, labels, intent, health, unproved };
             pods.insert(pod_ref.clone(), pod);
         }
@@ -243,7 +243,7 @@ pub fn apply(pods: &mut RcPods, spec: &RcSpec, step: &PodStep, index: Index) {
                 _ => Intent::Same(index),
             };
             let created = if moved { index } else { pod.created };
-            let unproved = pod.unproved || moved || matches!(pod.intent, Intent::Differs(_));
+            let unproved = pod.unproved || moved || !matches!(pod.intent, Intent::Same(_));
             let new = RcPod { label_index, created, labels, intent, health: pod.health, unproved };
             pods.remove(pod_ref);
             pods.insert(renamed(spec, pod_ref), new);

@@ -248,9 +248,10 @@ impl ReplicationObserved {
         pod.health == Health::Passing && self.readiness(&pod_ref.node) != NodeReadiness::Down
     }
 
-    /// Pods that pass their check with the intended manifest. A minimum health counts these alone.
+    /// Pods that pass their check with the intended manifest. A minimum health counts these alone. A node stops a pod that
+    /// has no intent.
     pub(super) fn is_up(&self, pod_ref: &PodRef, pod: &RcPod) -> bool {
-        !pod.unproved && self.is_passing(pod_ref, pod)
+        !pod.unproved && pod.intent != Intent::Missing && self.is_passing(pod_ref, pod)
     }
 
     pub(super) fn healthy(&self) -> usize {

@@ -152,11 +152,13 @@ impl Fixture {
     }
 
     fn healthy(&self) -> usize {
-        let up = |pod_ref: &PodRef| self.readiness(&pod_ref.node) != NodeReadiness::Down;
-        self.pods
-            .iter()
-            .filter(|(pod_ref, pod)| pod.health == Health::Passing && !pod.unproved && up(pod_ref))
-            .count()
+        let is_up = |(pod_ref, pod): &(&PodRef, &RcPod)| {
+            pod.health == Health::Passing
+                && !pod.unproved
+                && pod.intent != Intent::Missing
+                && self.readiness(&pod_ref.node) != NodeReadiness::Down
+        };
+        self.pods.iter().filter(is_up).count()
     }
 
     fn observed(&self) -> ReplicationObserved {

@@ -13,7 +13,7 @@ use rcfarm_api::audit::{AuditRecord, EventType};
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
-use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_emulator::{Fate, FaultOutcome, Request, Verb};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
@@ -233,4 +233,39 @@ async fn status_that_is_not_the_owners_makes_its_chain_fall_behind() {
     assert_eq!((found().await, chain.is_behind()), (1, true));
     drop(chain);
     assert_eq!(found().await, 0, "it has no owner any more");
+}
+
+/// The check asks between the moment at which a status is written and that at which its owner hears of it.
+#[tokio::test(start_paused = true)]
+async fn status_that_is_being_written_is_not_somebody_elses() {
+    let cluster = Cluster::new(1).await;
+    let late = |request: &Request<'_>| match request {
+        Request::Txn(ops) if ops.iter().any(|op| op.verb == Verb::Cas) => {
+            Fate { after: 2 * SECOND, ..Fate::DELIVER }
+        }
+        _ => Fate::DELIVER,
+    };
+    let slow = Arc::new(cluster.store.with_faults(Arc::new(late)));
+    let (mut chain, statuses, record) = checked(&cluster, slow).await;
+    let found = async || statuses.check().await.unwrap().len();
+    chain.refresh().await.unwrap();
+    chain.caught_up();
+    sleep(SECOND).await;
+    let change = Change::of_status(RecordGuard::At(record), RcStatus::default());
+    let (committed, is_found) = tokio::join!(chain.commit(change), async {
+        sleep(SECOND).await;
+        assert!(cluster.status(1).await.is_some(), "it is applied");
+        found().await
+    });
+    assert!(matches!(committed, Ok(Committed::Applied(_))));
+    assert_eq!((is_found, chain.is_behind()), (0, false));
+    // A refused one leaves the status as it is, and it is compared again.
+    cluster.create_rc(1, 2).await;
+    let change = Change::of_status(RecordGuard::At(record), RcStatus::default());
+    assert!(matches!(chain.commit(change).await, Ok(Committed::Refused(_))));
+    sleep(SECOND).await;
+    assert_eq!((found().await, chain.is_behind()), (0, false));
+    cluster.put(key::rc_status(rc_id(1)), "{}").await;
+    sleep(SECOND).await;
+    assert_eq!((found().await, chain.is_behind()), (1, true));
 }

@@ -125,7 +125,8 @@ impl Base {
     /// The complete checkpoint with the greatest covered index.
     pub(super) fn of(ordered: &[&Logged]) -> Base {
         let mut sets: BTreeMap<Uuid, BTreeMap<usize, (&Logged, Checkpoint)>> = BTreeMap::new();
-        for logged in ordered {
+        let checkpoints = ordered.iter().filter(|l| l.record.event_type == EventType::Checkpoint);
+        for logged in checkpoints {
             if let Ok(Details::Checkpoint(part)) = logged.record.details() {
                 sets.entry(part.set).or_default().insert(part.part, (logged, part));
             }
@@ -181,6 +182,11 @@ pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folde
 
 /// The change of a queue's record, if this is one.
 pub(super) fn queue_change(logged: &Logged) -> Option<QueueChange> {
+    // Few records are about queues: the details of the others are not decoded.
+    let of_queues = [EventType::QueueCreated, EventType::QueueChanged, EventType::QueueDeleted];
+    if !of_queues.contains(&logged.record.event_type) {
+        return None;
+    }
     match logged.record.details() {
         Ok(
             Details::QueueCreated(change)

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Details, JobChange, JobStep, Logged};
+use super::{Details, EventType, JobChange, JobStep, Logged};
 use crate::Index;
 use crate::ids::Namespaced;
 
@@ -71,7 +71,10 @@ pub(super) fn fold_jobs<'l>(
     ordered: impl IntoIterator<Item = &'l Logged>,
 ) -> BTreeMap<Namespaced, FoldedJob> {
     let mut jobs: BTreeMap<Namespaced, FoldedJob> = BTreeMap::new();
-    for logged in ordered {
+    let of_jobs = |logged: &&Logged| {
+        matches!(logged.record.event_type, EventType::JobStep | EventType::JobChanged)
+    };
+    for logged in ordered.into_iter().filter(of_jobs) {
         match logged.record.details() {
             Ok(Details::JobStep(step)) => apply_step(&mut jobs, logged.id, step),
             Ok(Details::JobChanged(change)) => apply_change(&mut jobs, logged.id, change),

@@ -32,11 +32,9 @@ pub struct PrunePlan {
 pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan {
     let ordered = in_order(log);
     let is_checkpoint = |logged: &Logged| logged.record.event_type == EventType::Checkpoint;
-    let changes = ordered.iter().filter_map(|l| Some((queue_change(l)?.queue, l.id)));
-    let last: BTreeMap<QueueName, Uuid> = changes.collect();
     let jobs = fold_jobs(ordered.iter().copied());
     let of_jobs = jobs.values().flat_map(FoldedJob::sources);
-    let kept: BTreeSet<Uuid> = last.into_values().chain(of_jobs).collect();
+    let kept: BTreeSet<Uuid> = of_queues(&ordered, older_than).into_iter().chain(of_jobs).collect();
     let old: Vec<&Logged> = ordered
         .iter()
         .copied()
@@ -58,6 +56,30 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
         checkpoints: parts(controllers, through, set),
         delete: old.iter().copied().chain(superseded.copied()).map(|logged| logged.id).collect(),
     }
+}
+
+/// The records on which the state of the queues stands: the last one of each. The deletion of a queue is needed as long
+/// as a record of its earlier life is kept.
+fn of_queues(ordered: &[&Logged], older_than: Timestamp) -> BTreeSet<Uuid> {
+    /// The last record of a queue.
+    struct Last {
+        id: Uuid,
+        is_deletion: bool,
+        /// All records of the queue are old.
+        are_old: bool,
+    }
+    let mut last: BTreeMap<QueueName, Last> = BTreeMap::new();
+    for logged in ordered {
+        let Some(change) = queue_change(logged) else { continue };
+        let is_deletion = change.after.is_none();
+        let is_old = logged.record.timestamp < older_than;
+        let queue =
+            last.entry(change.queue).or_insert(Last { id: logged.id, is_deletion, are_old: true });
+        let are_old = queue.are_old && is_old;
+        *queue = Last { id: logged.id, is_deletion, are_old };
+    }
+    let is_needed = |last: &Last| !(last.is_deletion && last.are_old);
+    last.into_values().filter(is_needed).map(|last| last.id).collect()
 }
 
 /// Divides a state into parts of bounded size.
@@ -86,4 +108,47 @@ fn parts(state: BTreeMap<RcId, FoldedController>, through: Index, set: Uuid) -> 
     let count = parts.len();
     let part = |(part, controllers)| Checkpoint { set, part, parts: count, through, controllers };
     parts.into_iter().enumerate().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::{Actor, AuditRecord, Details, QueueChange};
+
+    /// A change of queue `q`: its weight, or its deletion, at a time in seconds.
+    fn change(n: u64, after: Option<u32>, at: i64) -> Logged {
+        let change = QueueChange {
+            queue: "q".parse().unwrap(),
+            actor: Actor::User { name: "ada".to_owned() },
+            reason: "Requested".to_owned(),
+            farm: None,
+            before: None,
+            after: after.map(|weight| serde_json::json!({"weight": weight})),
+        };
+        let details = match after {
+            Some(_) => Details::QueueChanged(change),
+            None => Details::QueueDeleted(change),
+        };
+        let at = Timestamp::from_second(at).unwrap();
+        Logged {
+            id: Uuid::from_u128(n.into()),
+            index: Index(n),
+            record: AuditRecord::new(&details, at),
+        }
+    }
+
+    #[test]
+    fn old_deletion_of_a_queue_is_deleted_with_the_records_before_it() {
+        let log = [change(1, Some(1), 10), change(2, Some(2), 20), change(3, None, 30)];
+        let deleted = |log: &[Logged], older_than| {
+            let plan = prune_plan(log, Timestamp::from_second(older_than).unwrap(), Uuid::nil());
+            plan.delete.iter().map(|id| id.as_u128()).collect::<Vec<_>>()
+        };
+        assert_eq!(deleted(&log[..2], 100), [1], "the queue stands on its last record");
+        assert_eq!(deleted(&log, 25), [1, 2], "the deletion is not old");
+        assert_eq!(deleted(&log, 100), [1, 2, 3]);
+        // A clock was ahead: without the deletion the queue would come back.
+        let ahead = [change(1, Some(1), 10), change(2, Some(2), 500), change(3, None, 30)];
+        assert_eq!(deleted(&ahead, 100), [1]);
+    }
 }

@@ -48,6 +48,18 @@ fn bad_manifest_takes_one_pod_down_and_its_correction_goes_there_first() {
     assert_eq!(restarted(&fixture.plan()), ["n0"]);
 }
 
+/// Somebody deletes an intent, and the manifest is changed before the node has seen it.
+#[test]
+fn pod_whose_intent_was_deleted_is_repaired_and_not_counted_until_proved() {
+    let mut fixture = outdated(4, Some(2));
+    fixture.pods.get_mut(&pod_ref(3, "web")).unwrap().intent = Intent::Missing;
+    let plan = fixture.plan();
+    assert_eq!(restarted(&plan), ["n3", "n0"], "three are up and two must stay");
+    let after = fixture.after(&plan);
+    assert!(after.pods[&pod_ref(3, "web")].unproved, "its node may still run what it had");
+    assert_eq!(restarted(&after.plan()), Vec::<&str>::new());
+}
+
 #[test]
 fn minimum_that_spares_no_pod_is_told() {
     let plan = outdated(2, Some(2)).plan();
