@@ -441,6 +441,7 @@ impl JobCaches {
         let identity = &labelled.identity;
         let task = job.and_then(|job| Some((job, job.task(&identity.slot.task)?)));
         let container = task.and_then(|(job, task)| frameworks::counting_container(job, task));
+        let on_down_node = self.nodes.readiness(&place.node) == NodeReadiness::Down;
         MemberPod {
             slot: identity.slot.clone(),
             place: place.clone(),
@@ -454,8 +455,8 @@ impl JobCaches {
             restarts: pod_state.restarts,
             lost: pod_state.is_evicted
                 || !pod_state.phase.has_ended()
-                    && (self.nodes.readiness(&place.node) == NodeReadiness::Down
-                        || self.nodes.evicts_jobs(&place.node)),
+                    && (on_down_node || self.nodes.evicts_jobs(&place.node)),
+            on_down_node,
             message: pod_state.message,
             failure: pod_state.failure,
         }

@@ -35,6 +35,8 @@ pub struct MemberPod {
     pub restarts: u32,
     /// Whether its node went down, or lost its lease, before it ended.
     pub lost: bool,
+    /// Whether its node is down.
+    pub on_down_node: bool,
     /// Message of the node agent.
     pub message: String,
     /// How its last run failed. It may be restarted meanwhile.

@@ -326,6 +326,12 @@ fn note_lost(
             }
         }
     }
+    for slot in &lost {
+        let down = surplus.iter().find(|(pod, _)| pod.slot == *slot && pod.on_down_node);
+        if let Some((pod, _)) = down {
+            status.note_carried(slot, &pod.place.node, seen.now);
+        }
+    }
     lost
 }
 
@@ -433,6 +439,9 @@ fn is_stopped(stop: Stop, job: &JobSpec, trigger: &Trigger, slot: &Slot, pod: &M
 /// A restart of the whole job begins a new attempt. After a failure it waits for the restart delay.
 fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger: &Trigger) {
     let status = &mut plan.status;
+    if trigger.by_person {
+        status.carried.clear();
+    }
     let delay = seen.job.restart_delay;
     let at = |pause| seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
     if stop == Stop::All {
@@ -508,7 +517,8 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
         return;
     }
-    if waiting::misses_places(seen, places, members) || gang::is_short(seen, members) {
+    if waiting::misses_places(seen, &plan.status, places, members) || gang::is_short(seen, members)
+    {
         return;
     }
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
@@ -525,6 +535,9 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
                 return;
             }
             let slot = Slot::new(&task.name, index);
+            if plan.status.is_set_aside(&slot, seen.now) {
+                continue;
+            }
             let memory = plan.status.memory(&task.name);
             if memory.not_before.get(&index).copied().is_some_and(is_early) {
                 continue;
@@ -606,6 +619,7 @@ fn alarms(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let status = &plan.status;
     let mut due: Vec<Timestamp> = status.delayed.iter().map(|delayed| delayed.due).collect();
     due.extend(status.not_before);
+    due.extend(status.set_aside_members(seen.now).map(|member| member.carried.since));
     due.extend(status.tasks.values().flat_map(|memory| memory.not_before.values().copied()));
     if let (Some(limit), Some(start), false) =
         (seen.job.active_deadline, status.start_time, status.state.phase.is_final())

@@ -1,16 +1,17 @@
 //! Reason and message of a job that waits. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::queue_field;
 use super::frameworks::FrameworkOutcome;
 use super::gang;
 use super::members::{MemberPod, ready_members};
 use super::plan::{JobObserved, JobPlan, waits_for_old};
+use rcfarm_api::carried::Carried;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{Framework, JobTask, Slot};
-use rcfarm_api::job::status::{JobMembers, JobReason};
+use rcfarm_api::job::status::{CarriedMember, JobMembers, JobReason, JobStatus};
 use rcfarm_api::pod_group::status::{PodGroupReason as GroupReason, PodGroupStatus};
 
 /// Reason and message of a waiting group, with the group's field name replaced by the job's.
@@ -71,6 +72,15 @@ fn waiting(
     if let Some(at) = plan.status.not_before {
         return say(JobReason::RestartDelayed, format!("members start again at {at}"));
     }
+    if let Some(CarriedMember { slot, carried }) = plan.status.set_aside_members(seen.now).next() {
+        let Carried { since, times, nodes } = carried;
+        let named = nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", ");
+        let message = format!(
+            "{slot} is set aside until {since:.0}: {times} nodes in a row went down soon after they were given it, \
+             last {named}; if it is not the cause, restart it by a command"
+        );
+        return say(JobReason::NodesLost, message);
+    }
     if !running && waits_for_old(seen, plan) {
         let message = "members of an older attempt are on their way out".to_owned();
         return say(JobReason::WaitingForOldMembers, message);
@@ -108,14 +118,19 @@ fn waiting(
     }
 }
 
-/// Whether too few members could start because others' pods have their ids on their nodes. Then none starts: it would be
-/// part of a gang.
+/// Whether too few members could start, because others' pods have their ids on their nodes or because they are set aside.
+/// Then none starts: it would be part of a gang.
 pub(super) fn misses_places(
     seen: &JobObserved<'_>,
+    status: &JobStatus,
     places: &BTreeMap<Slot, NodeName>,
     members: &BTreeMap<Slot, &MemberPod>,
 ) -> bool {
-    let open = |slot: &&Slot| !seen.taken.contains(*slot) && !members.contains_key(*slot);
+    let set_aside: BTreeSet<&Slot> =
+        status.set_aside_members(seen.now).map(|member| &member.slot).collect();
+    let open = |slot: &&Slot| {
+        !seen.taken.contains(*slot) && !set_aside.contains(*slot) && !members.contains_key(*slot)
+    };
     let most = members.len() + places.keys().filter(open).count();
-    !seen.taken.is_empty() && most < seen.job.min_available as usize
+    !(seen.taken.is_empty() && set_aside.is_empty()) && most < seen.job.min_available as usize
 }

@@ -51,6 +51,7 @@ impl RcController {
             eligible: input.eligible.clone(),
             not_ready: BTreeMap::new(),
             unfit: input.unfit.iter().map(|(node, why)| (node.clone(), why.to_string())).collect(),
+            set_aside: BTreeMap::new(),
             slots: BTreeMap::new(),
             surplus: BTreeMap::new(),
             capacities: self.view.node_capacities(),
@@ -63,6 +64,7 @@ impl RcController {
             },
         };
         self.look_up_readiness(input, &mut observed);
+        observed.look_up_set_aside(self.chain.status(), input.record_index, self.ctx.clock.wall());
         if observed.nodes_wanted() > 0 {
             let record = |rc| self.other_record(rc);
             observed.surplus =

@@ -242,7 +242,7 @@ impl RcController {
         };
         let mut ops = batch.ops;
         ops.extend(self.unlock_ops());
-        let status = self.status_after_swap(&input, &transfer);
+        let status = self.status_after_swap(&input, &transfer, &new);
         let pods = writes::after(&input.pods, &input.spec, &steps);
         let desired = input.spec.replicas_desired;
         let records = vec![
@@ -272,12 +272,14 @@ impl RcController {
     }
 
     /// The status without the transfer. A node that could not start the pod is quarantined for this RC.
-    fn status_after_swap(&self, input: &RcView, transfer: &Transfer) -> RcStatus {
+    fn status_after_swap(&self, input: &RcView, transfer: &Transfer, new: &NodeName) -> RcStatus {
         let mut status = self.chain.status().clone();
         let now = self.ctx.clock.wall();
         let (kind, reason) = (RcConditionType::Placed, RcReason::AsDesired);
         status.set_condition(kind, true, reason, String::new(), now);
         (status.transfer, status.last_error) = (None, None);
+        let is_down = self.view.readiness(&transfer.old_node) == NodeReadiness::Down;
+        status.set_carried((&transfer.old_node, new), is_down, input.record_index, now);
         if let Some(why) = input.failing.get(&transfer.old_node) {
             status.set_quarantine(&transfer.old_node, input.record_index, why, now);
         }

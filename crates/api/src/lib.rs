@@ -14,6 +14,7 @@
 pub mod allocation;
 pub mod audit;
 mod backoff;
+pub mod carried;
 pub mod command;
 mod field_error;
 mod hash;

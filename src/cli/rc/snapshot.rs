@@ -23,7 +23,7 @@ use rcfarm_api::labels::{Labels, decode_labels};
 use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::rc::status::{Quarantine, RcStatus};
-use rcfarm_api::{FieldError, Stored};
+use rcfarm_api::{FieldError, Index, Stored, Timestamp};
 use rcfarm_store::Entry;
 
 /// Input of a controller's plan.
@@ -44,6 +44,10 @@ pub(super) struct RcSnapshot {
     pub(super) lock_held: bool,
     /// Nodes that could not start the controller's pod, now or recently, with the reason.
     pub(super) quarantined: BTreeMap<NodeName, String>,
+    /// ModifyIndex of the record.
+    pub(super) record_index: Index,
+    /// When it was read.
+    pub(super) now: Timestamp,
     /// Nodes that report the manifest as one that cannot be run, and why.
     unfit: BTreeMap<NodeName, String>,
     /// Nodes that failed for several records; the owner adds no pods there for some time.
@@ -173,6 +177,8 @@ pub(super) async fn read_snapshot(
     };
     Ok(RcSnapshot {
         unfit: own.keys().filter_map(|place| unfit(place)).collect(),
+        record_index: index,
+        now,
         quarantined,
         suspects,
         labels: context.get(&key::rc_labels(found.id)).await?,
@@ -259,6 +265,7 @@ impl RcSnapshot {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: nodes.filter_map(not_ready).collect(),
             unfit: self.unfit.clone(),
+            set_aside: BTreeMap::new(),
             slots: BTreeMap::new(),
             surplus: self.surplus.clone(),
             capacities: self.node_capacities.clone(),
@@ -270,6 +277,9 @@ impl RcSnapshot {
                 only_eligible: matches!(self.asked, AskedScheduler::Labels),
             },
         };
+        if let Some(status) = &self.status {
+            observed.look_up_set_aside(status, self.record_index, self.now);
+        }
         let slot =
             |node: &NodeName| self.slots.get(node).map_or(SlotState::Nobody, |(slot, _)| *slot);
         observed.look_up_slots(slot);

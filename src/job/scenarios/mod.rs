@@ -1,5 +1,6 @@
 //! Runs whole lives of jobs without a store: applies plans to pods in memory, with a manual clock.
 
+mod carried;
 mod deletion;
 mod ends;
 mod facts;
@@ -326,6 +327,7 @@ fn pod(slot: Slot, node: NodeName, version: u64, attempt: u32) -> MemberPod {
         exit_code: None,
         restarts: 0,
         lost: false,
+        on_down_node: false,
         message: String::new(),
         failure: None,
     }

@@ -118,6 +118,7 @@ pub(super) fn placed_condition(
     };
     let some = misplaced.iter().take(5).copied().collect::<Vec<_>>().join(", ");
     let what = match reason {
+        RcReason::NodesLost => "pods wait on nodes that are down",
         RcReason::CannotStart => "pods on nodes that cannot start them",
         RcReason::InsufficientNodes => {
             "pods should leave their nodes, but no other node can take them"
@@ -128,6 +129,9 @@ pub(super) fn placed_condition(
         _ => "pods on nodes that they should leave",
     };
     let mut message = format!("{} {what}: {some}", misplaced.len());
+    if let Some((node, why)) = observed.set_aside.first_key_value() {
+        message.push_str(&format!("; the pod of {node} is set aside {why}"));
+    }
     message.push_str(&blamed_manifest(observed));
     PlannedCondition { kind, status: false, reason, message }
 }

@@ -445,6 +445,7 @@ fn transfer_plan(observed: &ReplicationObserved) -> TransferPlan {
     let shortage = LazyCell::new(|| no_free_node(observed));
     let Some((leaving, pod)) = next_to_move(observed, || shortage.is_some()) else {
         return match observed.has_misplaced_pod() {
+            true if !observed.set_aside.is_empty() => TransferPlan::Wait(RcReason::NodesLost),
             true => TransferPlan::Wait(RcReason::CannotStart),
             false => TransferPlan::Nothing,
         };
@@ -489,7 +490,8 @@ fn would_cost_health(observed: &ReplicationObserved, transfer: &Transfer) -> boo
 }
 
 /// The pod to move first: on a node that is down, then drained, then quarantined, then ineligible or short of
-/// capacity. A quarantined one is passed over while no node is free for it, or it would block the others.
+/// capacity. A quarantined one is passed over while no node is free for it, or it would block the others. One that is set
+/// aside is passed over, too.
 fn next_to_move(
     observed: &ReplicationObserved,
     no_free_node: impl Fn() -> bool,
@@ -499,6 +501,7 @@ fn next_to_move(
         .pods
         .iter()
         .filter(|(pod_ref, _)| !observed.may_stay(pod_ref))
+        .filter(|(pod_ref, _)| !observed.set_aside.contains_key(&pod_ref.node))
         .filter(|(pod_ref, _)| readiness(pod_ref) != NodeReadiness::Quarantined || !no_free_node())
         .min_by_key(|(pod_ref, _)| (Reverse(readiness(pod_ref)), *pod_ref))
 }

@@ -14,12 +14,12 @@ use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::{Insufficient, NodeCapacities, ranked};
-use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::spec::RcSpec;
-use rcfarm_api::rc::status::Transfer;
+use rcfarm_api::rc::status::{RcStatus, Transfer};
+use rcfarm_api::{Index, Timestamp};
 
 /// A pod that carries the RC's id in its labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +92,8 @@ pub struct ReplicationObserved {
     pub not_ready: BTreeMap<NodeName, NodeReadiness>,
     /// Nodes that report the manifest as one that cannot be run, and why.
     pub unfit: BTreeMap<NodeName, String>,
+    /// Nodes that are down and whose pods are set aside: given to no other node for a while. With the reason.
+    pub set_aside: BTreeMap<NodeName, String>,
     /// Slots that are not [`SlotState::Nobody`]; see [`ReplicationObserved::look_up_slots`].
     pub slots: BTreeMap<NodeName, SlotState>,
     /// Disabled RCs whose pods may be taken over; looked up if nodes are wanted.
@@ -199,6 +201,23 @@ impl ReplicationObserved {
         let salt = self.spec.id.to_string();
         let nodes = ranked(want, self.spec.packing, &salt, sufficient.into_iter());
         OpenNodes { nodes: Box::new(nodes.into_iter()), insufficient }
+    }
+
+    /// Fills in `set_aside` from the status. Readiness must be there.
+    pub fn look_up_set_aside(&mut self, status: &RcStatus, record_index: Index, now: Timestamp) {
+        let is_down = |node: &&NodeName| self.readiness(node) == NodeReadiness::Down;
+        let why = |node: &NodeName| {
+            let carried = status.set_aside(node, record_index, now)?;
+            let (until, times) = (carried.goes_on_at(), carried.times.saturating_add(1));
+            let nodes = carried.nodes.iter().chain([node]).map(NodeName::as_str);
+            let named = nodes.collect::<Vec<_>>().join(", ");
+            let why = format!(
+                "until {until:.0}: {times} nodes in a row went down soon after they were given it, last {named}"
+            );
+            Some((node.clone(), why))
+        };
+        let nodes = self.pods.keys().map(|pod_ref| &pod_ref.node).filter(is_down);
+        self.set_aside = nodes.filter_map(why).collect();
     }
 
     /// How many nodes the plan looks for: one per missing pod, or one when a pod should be moved.

@@ -37,6 +37,7 @@ struct Fixture {
     locked: bool,
     only_eligible: bool,
     surplus: BTreeMap<RcId, SurplusPods>,
+    set_aside: BTreeMap<NodeName, String>,
 }
 
 fn node(n: usize) -> NodeName {
@@ -144,6 +145,7 @@ impl Fixture {
             locked: false,
             only_eligible: false,
             surplus: BTreeMap::new(),
+            set_aside: BTreeMap::new(),
         }
     }
 
@@ -168,6 +170,7 @@ impl Fixture {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: self.readiness.clone(),
             unfit: BTreeMap::new(),
+            set_aside: self.set_aside.clone(),
             slots: BTreeMap::new(),
             surplus: self.surplus.clone(),
             capacities: self.capacities.clone(),
@@ -497,6 +500,22 @@ fn a_suspect_node_gets_no_pod_and_keeps_those_that_it_has() {
     fixture.spec.strategy = Allocation::Dynamic;
     fixture.spec.replicas_desired = 1;
     assert!(fixture.plan().is_idle());
+}
+
+#[test]
+fn pod_that_is_set_aside_waits_and_holds_up_no_other() {
+    let mut fixture = Fixture::resting(2, 2, 4);
+    fixture.spec.strategy = Allocation::Dynamic;
+    fixture.readiness.insert(node(0), NodeReadiness::Down);
+    assert_eq!(fixture.plan().transfer, TransferPlan::Start(node(0)));
+    fixture.set_aside.insert(node(0), "until noon: 3 nodes in a row".to_owned());
+    let plan = fixture.plan();
+    assert_eq!(plan.transfer, TransferPlan::Wait(RcReason::NodesLost));
+    let placed = &plan.conditions[2];
+    assert_eq!((placed.status, placed.reason), (false, RcReason::NodesLost));
+    assert!(placed.message.contains("the pod of n0 is set aside until noon"), "{placed:?}");
+    fixture.readiness.insert(node(1), NodeReadiness::Down);
+    assert_eq!(fixture.plan().transfer, TransferPlan::Start(node(1)));
 }
 
 #[test]

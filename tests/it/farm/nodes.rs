@@ -477,3 +477,45 @@ async fn pod_that_no_node_can_start_is_reported_and_kept() {
     .await;
     farm.stop().await;
 }
+
+/// As a pod does that takes all memory of its machine, on each machine that it is given.
+#[tokio::test(start_paused = true)]
+async fn pod_that_takes_its_nodes_down_is_set_aside_until_its_record_changes() {
+    let cluster = Cluster::new(8).await;
+    let mut sessions = Vec::new();
+    for n in 0..8 {
+        sessions.push(agent(&cluster, n).await);
+    }
+    with_strategy(&cluster, 1, 1, "dynamic_strategy").await;
+    let farm = cluster.start("a");
+    // Kills the agent of each node that has the pod, for this long. Returns how many were killed.
+    let lost = async |seconds: u32| {
+        let mut killed = BTreeSet::new();
+        for _ in 0..seconds {
+            tokio::time::sleep(SECOND).await;
+            let on = cluster.nodes_of(1).await;
+            assert!(on.len() < 2);
+            for n in (0..8).filter(|n| on.contains(node(*n).as_str())) {
+                cluster.store.kill_session(&sessions[n]);
+                killed.insert(n);
+            }
+        }
+        killed
+    };
+    let killed = lost(300).await;
+    assert_eq!(killed.len(), 3, "{killed:?}");
+    let status = cluster.status(1).await.unwrap();
+    let condition = status.condition(RcConditionType::Placed).unwrap();
+    assert_eq!((condition.status, condition.reason), (false, RcReason::NodesLost));
+    assert!(condition.message.contains("3 nodes in a row"), "{}", condition.message);
+    // It is tried again ten minutes after it was given to the third node, and twenty after the fourth.
+    assert_eq!(lost(900).await.len(), 2, "the third, which has it, and a fourth");
+    // A change of the record may fix the cause.
+    let before = cluster.nodes_of(1).await;
+    let mut record = cluster.record(1, 1);
+    record["allocation_strategy"] = json!("dynamic_strategy");
+    record["pod_labels"] = json!({"mended": "yes"});
+    cluster.write_rc(1, &record).await;
+    within(10 * SECOND, "it goes on", || async { cluster.nodes_of(1).await != before }).await;
+    farm.stop().await;
+}

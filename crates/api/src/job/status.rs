@@ -21,8 +21,9 @@ use super::spec::{JobUid, PolicyEvent, Slot};
 use crate::Index;
 use crate::Stored;
 use crate::Timestamp;
+use crate::carried::{Carried, keep_most};
 use crate::command::CommandAction;
-use crate::ids::FarmName;
+use crate::ids::{FarmName, NodeName};
 use crate::job::phase::JobPhase;
 use crate::manifest::command_line::cut;
 use crate::text::displays_as_variant;
@@ -96,6 +97,9 @@ pub struct JobStatus {
     /// Last failures of members, the newest last. They stay when the members' pods are gone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<MemberFailure>,
+    /// Members whose last nodes went down soon after they were given them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub carried: Vec<CarriedMember>,
     /// Who owns the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
@@ -173,6 +177,8 @@ pub enum JobReason {
     WaitingForOldMembers,
     /// Members wait for the end of the pause after a failure.
     RestartDelayed,
+    /// A member is set aside: several nodes in a row went down soon after they were given it.
+    NodesLost,
     /// On a member's node there is a pod of the same id that is not this job's.
     PlaceTaken,
     /// Some of the members that the job needs find no node: none of them starts.
@@ -313,6 +319,17 @@ pub struct Delayed {
     pub version: u64,
 }
 
+/// A member whose last nodes went down soon after they were given it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedMember {
+    /// The member.
+    #[serde(flatten)]
+    pub slot: Slot,
+    /// Its nodes, and from when it may start again.
+    #[serde(flatten)]
+    pub carried: Carried,
+}
+
 /// Who owns the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobOwner {
@@ -356,12 +373,15 @@ pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
 }
 
 impl JobStatus {
-    /// Drops the failures and merges the members' pauses into one if it is larger than [`LARGEST_STATUS`].
+    /// Drops the failures, then the members' lost nodes, and merges the members' pauses into one if it is larger than [`LARGEST_STATUS`].
     pub fn keep_small(&mut self) {
         // Fewer are surely small; encoding takes time.
         const FEW: usize = 1_000;
         if !self.failures.is_empty() && self.encode().len() > LARGEST_STATUS {
             self.failures.clear();
+        }
+        if !self.carried.is_empty() && self.encode().len() > LARGEST_STATUS {
+            self.carried.clear();
         }
         let entries: usize = self.tasks.values().map(TaskMemory::entries).sum();
         if entries > FEW && self.encode().len() > LARGEST_STATUS {
@@ -375,6 +395,32 @@ impl JobStatus {
         self.tasks.clear();
         self.delayed.clear();
         self.failures.clear();
+        self.carried.clear();
+    }
+
+    /// Notes that a member was lost because its node went down: it may have to wait until it starts again.
+    pub fn note_carried(&mut self, slot: &Slot, node: &NodeName, now: Timestamp) {
+        let before = self.carried.iter().position(|member| member.slot == *slot);
+        let before = before.map(|at| self.carried.swap_remove(at));
+        let carried = Carried::from_node(before.as_ref().map(|member| &member.carried), node, now);
+        self.carried.retain(|member| member.carried.is_recent(now));
+        self.carried.push(CarriedMember { slot: slot.clone(), carried });
+        keep_most(&mut self.carried, |member| &member.carried);
+        self.carried.sort_by(|a, b| a.slot.cmp(&b.slot));
+    }
+
+    /// Members that are set aside at `now`.
+    pub fn set_aside_members(&self, now: Timestamp) -> impl Iterator<Item = &CarriedMember> {
+        let waits = move |member: &&CarriedMember| {
+            member.carried.since > now && member.carried.is_recent(now)
+        };
+        self.carried.iter().filter(waits)
+    }
+
+    /// Whether a member is set aside at `now`.
+    #[must_use]
+    pub fn is_set_aside(&self, slot: &Slot, now: Timestamp) -> bool {
+        self.set_aside_members(now).any(|member| member.slot == *slot)
     }
 
     /// The owner's memory of a task.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::carried::{Carried, keep_most};
 use crate::ids::{FarmName, NodeName};
 use crate::text::displays_as_variant;
 use crate::{Index, Stored, Timestamp, backoff};
@@ -40,6 +41,9 @@ pub struct RcStatus {
     /// Nodes that failed to start a pod of this RC: none is added there for a while.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quarantined_nodes: BTreeMap<NodeName, Quarantine>,
+    /// Pods whose last nodes went down soon after they were given them, by their present nodes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub carried: BTreeMap<NodeName, CarriedPod>,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: serde_json::Map<String, serde_json::Value>,
@@ -56,6 +60,16 @@ pub struct Quarantine {
     pub why: String,
     /// ModifyIndex of the RC record of the failed pod. A change of the record ends the quarantine, since it may fix the
     /// cause.
+    pub observed_index: Index,
+}
+
+/// A pod whose last nodes went down soon after they were given it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedPod {
+    /// Its nodes before, and since when it is on its present one.
+    #[serde(flatten)]
+    pub carried: Carried,
+    /// ModifyIndex of the RC record. A change of the record ends this, since it may fix the cause.
     pub observed_index: Index,
 }
 
@@ -176,6 +190,8 @@ pub enum RcReason {
     /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static. Or no node can run
     /// the manifest.
     CannotStart,
+    /// A pod is set aside: several nodes in a row went down soon after they were given it.
+    NodesLost,
     /// Pods get the record's manifest one after the other; `message` says what the next one waits for.
     UpdateUnderWay,
 }
@@ -225,11 +241,50 @@ impl RcStatus {
         (entry.observed_index == record_index && entry.until > now).then_some(entry)
     }
 
-    /// When the next quarantine ends.
+    /// When the next quarantine ends, or the next pod is no longer set aside.
     pub fn next_release(&self, record_index: Index, now: Timestamp) -> Option<Timestamp> {
         let all = self.quarantined_nodes.values();
         let active = all.filter(|one| one.observed_index == record_index && one.until > now);
-        active.map(|one| one.until).min()
+        let set_aside = self
+            .carried
+            .keys()
+            .filter_map(|node| Some(self.set_aside(node, record_index, now)?.goes_on_at()));
+        active.map(|one| one.until).chain(set_aside).min()
+    }
+
+    /// Why the pod on `node`, which is down, is not given to another node at `now`, for the record at `record_index`.
+    #[must_use]
+    pub fn set_aside(
+        &self,
+        node: &NodeName,
+        record_index: Index,
+        now: Timestamp,
+    ) -> Option<&Carried> {
+        let pod = self.carried.get(node).filter(|pod| pod.observed_index == record_index)?;
+        Some(&pod.carried).filter(|carried| carried.is_set_aside(now))
+    }
+
+    /// Notes that a pod was moved, and whether because its node went down.
+    pub fn set_carried(
+        &mut self,
+        (from, to): (&NodeName, &NodeName),
+        is_down: bool,
+        record_index: Index,
+        now: Timestamp,
+    ) {
+        let before = self.carried.remove(from);
+        self.carried
+            .retain(|_, pod| pod.observed_index == record_index && pod.carried.is_recent(now));
+        if !is_down {
+            return;
+        }
+        let before = before.filter(|pod| pod.observed_index == record_index);
+        let carried = Carried::from_node(before.as_ref().map(|pod| &pod.carried), from, now);
+        let pod = CarriedPod { carried, observed_index: record_index };
+        self.carried.insert(to.clone(), pod);
+        let mut all: Vec<_> = std::mem::take(&mut self.carried).into_iter().collect();
+        keep_most(&mut all, |(_, pod)| &pod.carried);
+        self.carried = all.into_iter().collect();
     }
 
     /// Quarantines `node`; drops entries that are long over or about another version of the record.
@@ -289,6 +344,32 @@ mod tests {
         status.set_condition(kind, true, RcReason::AsDesired, String::new(), at(3));
         assert_eq!(status.condition(kind).unwrap().last_transition_time, at(3));
         assert_eq!(status.conditions.len(), 1);
+    }
+
+    #[test]
+    fn pod_is_set_aside_on_its_third_node_until_the_record_changes() {
+        let node = |n: u32| -> NodeName { format!("n{n}").parse().unwrap() };
+        let mut status = RcStatus::default();
+        let carry = |status: &mut RcStatus, n: u32, is_down: bool, second: i64| {
+            status.set_carried((&node(n), &node(n + 1)), is_down, Index(7), at(second));
+        };
+        carry(&mut status, 0, true, 0);
+        carry(&mut status, 1, true, 30);
+        assert_eq!(status.carried.keys().collect::<Vec<_>>(), [&node(2)]);
+        let why = status.set_aside(&node(2), Index(7), at(60)).unwrap();
+        assert_eq!((why.times, &why.nodes), (2, &vec![node(0), node(1)]));
+        assert_eq!(status.next_release(Index(7), at(60)), Some(at(630)));
+        assert_eq!(status.set_aside(&node(2), Index(7), at(630)), None);
+        assert_eq!(status.set_aside(&node(2), Index(8), at(60)), None, "the record has changed");
+        assert_eq!(RcStatus::decode(&status.encode()).unwrap(), status);
+        let mut drained = status.clone();
+        carry(&mut drained, 2, false, 60);
+        assert_eq!(drained.carried.len(), 0, "it was not given away because its node went down");
+        for n in 0..200 {
+            status.set_carried((&node(1_000 + n), &node(2_000 + n)), true, Index(7), at(60));
+        }
+        assert_eq!(status.carried.len(), crate::carried::MOST_CARRIED);
+        assert!(status.carried.contains_key(&node(2)), "the one with most nodes stays");
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(super) struct Document {
     not_ready: BTreeMap<NodeName, NodeReadiness>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     unfit: BTreeMap<NodeName, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    set_aside: BTreeMap<NodeName, String>,
     slots: BTreeMap<NodeName, SlotState>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     surplus: BTreeMap<RcId, SurplusPods>,
@@ -90,6 +92,7 @@ impl From<ReplicationObserved> for Document {
             eligible_nodes: Arc::unwrap_or_clone(observed.eligible),
             not_ready: observed.not_ready,
             unfit: observed.unfit,
+            set_aside: observed.set_aside,
             slots: observed.slots,
             surplus: observed.surplus,
             allowed_actions: observed.allowed_actions,
@@ -113,6 +116,7 @@ impl TryFrom<Document> for ReplicationObserved {
             eligible: Arc::new(document.eligible_nodes),
             not_ready: document.not_ready,
             unfit: document.unfit,
+            set_aside: document.set_aside,
             slots: document.slots,
             surplus: document.surplus,
             capacities: document.capacities.into_iter().collect(),

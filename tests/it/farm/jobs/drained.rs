@@ -1,7 +1,8 @@
-//! Members on nodes that are drained.
+//! Members on nodes that are drained or go down.
 
 use super::*;
 use crate::harness::node;
+use rcfarm_store::{Behavior, NewSession, Store};
 
 /// Number of pods that are intended on a node.
 async fn on(cluster: &Cluster, n: usize) -> usize {
@@ -54,5 +55,37 @@ async fn member_that_failed_is_started_on_another_node() {
     within(60 * SECOND, "it runs on the other node", || async { on(&cluster, other).await == 1 })
         .await;
     reaches(&cluster, "default/j", JobPhase::Running, 30 * SECOND).await;
+    farm.stop().await;
+}
+
+/// Each node that is given the member goes down.
+#[tokio::test(start_paused = true)]
+async fn member_that_takes_its_nodes_down_is_set_aside() {
+    const NODES: usize = 8;
+    let cluster = Arc::new(Cluster::new(NODES).await);
+    let mut sessions = Vec::new();
+    for n in 0..NODES {
+        let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+        let session = cluster.store.create_session(&new).await.unwrap();
+        let record = json!({"state": "ready", "session": session}).to_string();
+        cluster.put_locked(key::node(&node(n)), &record, &session).await;
+        sessions.push(session);
+    }
+    let farm = cluster.start("a");
+    submit(&cluster, "default/j", json!({"tasks": [task("a", 1)]})).await;
+    let mut killed = std::collections::BTreeSet::new();
+    for _ in 0..300 {
+        tokio::time::sleep(SECOND).await;
+        for (n, session) in sessions.iter().enumerate() {
+            if on(&cluster, n).await > 0 && killed.insert(n) {
+                cluster.store.kill_session(session);
+            }
+        }
+    }
+    assert_eq!(killed.len(), 3, "{killed:?}");
+    let status = status(&cluster, "default/j").await;
+    assert_eq!(status.state.reason, "NodesLost", "{}", status.state.message);
+    assert!(status.state.message.contains("3 nodes in a row"), "{}", status.state.message);
+    assert_eq!(status.carried.len(), 1);
     farm.stop().await;
 }
