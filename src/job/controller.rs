@@ -240,10 +240,10 @@ impl JobController {
     fn fits(&self, step: &PlannedStep, room: usize) -> bool {
         let limits = self.ctx.limits;
         let ops: usize = step.ops.iter().map(Op::body_bytes).sum();
-        let status = step.plan.status.encode().len() * 4 / 3;
         let reserved = RESERVED_BYTES.0 + RESERVED_BYTES.1 * room;
+        let status = || step.plan.status.encode().len();
         step.ops.len() + BASE_OPS <= limits.ops.max(FIXED_OPS + POD_OPS)
-            && ops + status + reserved <= limits.bytes
+            && step::has_room_for(status, ops + reserved, limits.bytes)
     }
 
     /// Deletes what is left of a job without a record: pods, group, status and commands.

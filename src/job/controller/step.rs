@@ -11,6 +11,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobTask, Slot};
+use rcfarm_api::job::status::LARGEST_STATUS;
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::Op;
@@ -203,6 +204,13 @@ impl JobController {
     }
 }
 
+/// Whether the status fits beside `other` bytes. It is encoded only where the largest one would not fit: jobs are looked
+/// at more often than they are written.
+pub(super) fn has_room_for(status: impl FnOnce() -> usize, other: usize, limit: usize) -> bool {
+    let fits = |bytes: usize| other + bytes.div_ceil(3) * 4 <= limit;
+    fits(LARGEST_STATUS) || fits(status())
+}
+
 /// Removes the job's uid from pods that carry other labels by now: they are no longer members.
 fn release(input: &JobView, ops: &mut Vec<Op>) -> Vec<PodRef> {
     let mut released = Vec::new();
@@ -211,4 +219,22 @@ fn release(input: &JobView, ops: &mut Vec<Op>) -> Vec<PodRef> {
         released.push(place.clone());
     }
     released
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcfarm_store::TxnLimits;
+
+    #[test]
+    fn status_is_encoded_only_where_it_may_not_fit() {
+        let limit = TxnLimits::default().bytes;
+        // A pod with a manifest of 20 KB, its labels and its group.
+        assert!(has_room_for(|| panic!("it was encoded"), 100 * 1024, limit));
+        let other = 400 * 1024;
+        assert!(has_room_for(|| 60_000, other, limit));
+        assert!(!has_room_for(|| 90_000, other, limit));
+        assert!(!has_room_for(|| 3, limit - 3, limit));
+        assert!(has_room_for(|| 3, limit - 4, limit));
+    }
 }
