@@ -242,6 +242,79 @@ mod tests {
         Placed { id, uid, job, places, ports: &NO_PORTS, address, pod_ids }
     }
 
+    /// Bytes of the manifest of the last worker of a gang, whose members are on a node each.
+    fn bytes_of_worker(document: &Value) -> usize {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let job = crate::job::document::read(&id, document).unwrap().spec;
+        let slots = |task: &rcfarm_api::job::spec::JobTask| -> Vec<Slot> {
+            (0..task.replicas).map(|index| Slot::new(&task.name, index)).collect()
+        };
+        let node = |n: usize| format!("node-{n:04}.example.com").parse().unwrap();
+        let places: BTreeMap<Slot, NodeName> =
+            job.tasks.iter().flat_map(slots).enumerate().map(|(n, slot)| (slot, node(n))).collect();
+        // Addresses of the usual length, such as 10.12.101.117.
+        let numbers: BTreeMap<&NodeName, usize> = places.values().zip(0..).collect();
+        let address = |node: &NodeName| {
+            let n = numbers[node];
+            format!("10.12.{}.{}", 100 + n / 156, 100 + n % 156)
+        };
+        let placed = placed(&id, &job, &places, &address);
+        let (slot, node) = places.last_key_value().unwrap();
+        let pod = slot.pod_id(&id, PodIdFormat::Hashed).unwrap();
+        let create = Create { slot: slot.clone(), node: node.clone(), version: 0, attempt: 0 };
+        placed.manifest(&create, &pod, &placed.peers()).len()
+    }
+
+    /// The figures of docs/decisions/0028-peers-stay-in-the-manifest.md.
+    #[test]
+    fn bytes_of_a_member_by_framework() {
+        let containers = |name: &str| {
+            json!({"spec": {"restartPolicy": "Never",
+                "containers": [{"name": name, "command": ["python3", "train.py"]}]}})
+        };
+        let operator = |kind: &str, specs: &str, tasks: &[(&str, u32)], name: &str| {
+            let task = |(task, n): &(&str, u32)| {
+                ((*task).to_owned(), json!({"replicas": n, "template": containers(name)}))
+            };
+            let tasks: serde_json::Map<String, Value> = tasks.iter().map(task).collect();
+            json!({"kind": kind, "spec": {specs: tasks}})
+        };
+        let torch = |n| {
+            operator(
+                "PyTorchJob",
+                "pytorchReplicaSpecs",
+                &[("Master", 1), ("Worker", n)],
+                "pytorch",
+            )
+        };
+        let tensorflow = |n| operator("TFJob", "tfReplicaSpecs", &[("Worker", n)], "tensorflow");
+        let mpi =
+            |n| operator("MPIJob", "mpiReplicaSpecs", &[("Launcher", 1), ("Worker", n)], "mpi");
+        let volcano = |n: u32| {
+            json!({"spec": {"plugins": {"svc": []}, "tasks": [
+                {"name": "worker", "replicas": n, "template": containers("main")}]}})
+        };
+        let frameworks: [(&str, &dyn Fn(u32) -> Value); 4] = [
+            ("PyTorch", &torch),
+            ("MPI", &mpi),
+            ("TensorFlow", &tensorflow),
+            ("Volcano", &volcano),
+        ];
+        for (name, document) in frameworks {
+            let [few, many] = [100, 1_000].map(|n| bytes_of_worker(&document(n)));
+            println!("{name}: {few} of 100, {many} of 1,000");
+            let per_peer = (many - few) / 900;
+            let expected = match name {
+                // An address in a string in a string, with its port.
+                "TensorFlow" => 23,
+                // An address in a list.
+                "Volcano" => 14,
+                _ => 0,
+            };
+            assert_eq!(per_peer, expected, "{name}: {few}, {many}");
+        }
+    }
+
     #[test]
     fn members_parse_as_pods_and_do_not_collide_on_a_node() {
         let id: Namespaced = "default/t".parse().unwrap();
