@@ -122,6 +122,11 @@ fn change_allocation(
         }
         PodStep::Remove { pod_ref, .. } => {
             ledger.release(&pod_ref.node, &pod_ref.pod, &owner);
+            if !want.is_zero() {
+                // A pod that asks for something has an allocation. If none is seen, what is seen is old: it precedes a
+                // restored snapshot, or is this farm's own write that the restore undid.
+                ledger.check(&pod_ref.node);
+            }
             Ok(())
         }
         PodStep::Repair { pod_ref, .. } if ledger.node(&pod_ref.node).is_unreadable => Ok(()),

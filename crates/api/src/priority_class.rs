@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_document_of_kubernetes_is_kept_as_it_is_written() {
-        let text = r#"{"value":1000,"globalDefault":true,"description":"x","preemptionPolicy":"Never","apiVersion":"scheduling.k8s.io/v1","kind":"PriorityClass","metadata":{"name":"high"},"later":1}"#;
+        let text = r#"{"value":1000,"globalDefault":true,"description":"x","preemptionPolicy":"Never","apiVersion":"scheduling.k8s.io/v1","kind":"PriorityClass","later":1,"metadata":{"name":"high"}}"#;
         let read = record(text);
         assert_eq!(read.encode(), text.as_bytes());
         assert_eq!(read.unknown(), ["later"]);

@@ -118,6 +118,13 @@ impl<'a> Ledger<'a> {
         }
     }
 
+    /// Makes the transaction depend on the node's record as it was seen, where it has one.
+    pub fn check(&mut self, node: &NodeName) {
+        if self.node(node).index > Index::ZERO {
+            self.touch(node);
+        }
+    }
+
     /// The booking of a node; `None`: it is not touched.
     #[must_use]
     pub fn booking(&self, node: &NodeName) -> Option<Booking> {

@@ -150,7 +150,7 @@ async fn inv34_an_exec_check_runs_as_its_pod_and_leaves_nothing() {
     let missing = check("", "").replace("sh, -c, ''", "/no/such");
     host.intend_script("missing", "exec sleep 600", &missing).await;
     let failed = host.until("missing", |status| status.health == Health::Critical).await;
-    assert!(failed.message.contains("/no/such cannot be started"), "{}", failed.message);
+    assert!(failed.message.contains("/no/such: it cannot be started"), "{}", failed.message);
     host.end().await;
 }
 

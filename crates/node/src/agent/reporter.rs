@@ -85,6 +85,8 @@ pub(super) enum ReportResult {
     Outdated,
     /// A report in Consul is not the one that this agent wrote last.
     Changed,
+    /// The transaction may be applied later, after newer ones: a deleted report may come back.
+    Unknown,
     /// Consul refused the fence.
     SessionLost,
 }
@@ -393,6 +395,9 @@ impl Reporter {
                     self.forbidden_until = Some(monotonic() + FORBIDDEN_PAUSE);
                 }
                 self.failed(&error.to_string());
+                if error.outcome_unknown() {
+                    return ReportResult::Unknown;
+                }
             }
         }
         ReportResult::Done

@@ -47,6 +47,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval of comparisons of the reports in Consul with those that the agent wrote.
 const COMPARE_EVERY: Duration = Duration::from_secs(300);
+/// A transaction whose answer was lost is applied within this time, or not at all.
+const LATE_WRITES: Duration = Duration::from_secs(30);
 
 /// Why an agent ended before its shutdown.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +112,7 @@ impl Agent {
             is_watching: false,
             is_proving: false,
             read_intents_again: Arc::default(),
+            compare_later: Arc::default(),
             realities: RealityWatch::default(),
             metrics,
         };
@@ -133,6 +136,8 @@ struct AgentLoop {
     is_proving: bool,
     /// Makes the watch read the intents again.
     read_intents_again: Arc<Notify>,
+    /// Has the reports compared [`LATE_WRITES`] from now.
+    compare_later: Arc<Notify>,
     realities: RealityWatch,
     metrics: Arc<AgentMetrics>,
 }
@@ -235,6 +240,7 @@ impl AgentLoop {
                     ReportResult::Done => {}
                     ReportResult::Outdated => self.read_intents_again.notify_one(),
                     ReportResult::Changed => self.compare_reports(),
+                    ReportResult::Unknown => self.compare_later.notify_one(),
                     ReportResult::SessionLost => {
                         if let Some(presence) = self.presence.take() {
                             presence.claim.epoch().end();
@@ -381,9 +387,13 @@ impl AgentLoop {
 
     fn compare_repeatedly(&mut self) {
         let (events, ids) = (self.pods.events.clone(), self.pods.env.ids.clone());
+        let compare_later = self.compare_later.clone();
         self.pods.tasks.spawn(async move {
             loop {
-                sleep(ids.jitter(COMPARE_EVERY, 0.2)).await;
+                tokio::select! {
+                    () = sleep(ids.jitter(COMPARE_EVERY, 0.2)) => {}
+                    () = compare_later.notified() => sleep(LATE_WRITES).await,
+                }
                 if events.send(AgentEvent::CompareReports).is_err() {
                     return;
                 }
