@@ -25,6 +25,12 @@ async fn list_filters_by_time_and_controller() {
     let header: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(header, ["TIME", "EVENT", "CONTROLLER", "POD", "BY", "WHAT"]);
     assert!(text.contains("user:alice") && text.contains("node n1 role=web"), "{text}");
+    // Where no variable names the user, as in cron, there is the number.
+    let nobody = cluster.program.with_env("USER", "");
+    nobody.run(&["label", "set", "node", "n1", "by=number"]).await.ok();
+    let text = cluster.run(&["audit", "list"]).await.ok();
+    let own = format!("user:uid-{}", rustix::process::geteuid().as_raw());
+    assert!(text.lines().any(|l| l.contains(&own) && l.contains("by=number")), "{text}");
 }
 
 #[tokio::test]

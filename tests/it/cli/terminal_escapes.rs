@@ -330,7 +330,7 @@ fn every_command_is_looked_at() {
     let is_known = |command: &&String| {
         let begins =
             |line: &&str| line.split(' ').take(command.split(' ').count()).eq(command.split(' '));
-        PRINTING.iter().any(|line| begins(line)) || OTHERS.iter().any(|(name, _)| name == command)
+        PRINTING.iter().any(begins) || OTHERS.iter().any(|(name, _)| name == command)
     };
     let missing: Vec<&String> = all.iter().filter(|command| !is_known(command)).collect();
     assert!(missing.is_empty(), "{missing:#?}");

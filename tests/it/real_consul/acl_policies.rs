@@ -199,6 +199,25 @@ async fn the_documented_policies_are_enough() {
     agent.stop().await;
 }
 
+/// What other teams keep in Consul is none of rcfarm's business.
+#[tokio::test]
+async fn no_policy_reads_or_writes_keys_of_others() {
+    let cluster = denying_consul().await;
+    cluster.put("vault/core", "secret").await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for role in ["farm", "node", "user", "team", "viewer"] {
+        let token = cluster.token(&rules_of(role)).await;
+        for key in ["vault/core", "vault/?keys"] {
+            let url = format!("http://{}/v1/kv/{key}", cluster.address);
+            let read = client.get(&url).header("X-Consul-Token", &token).send().await.unwrap();
+            let (status, text) = (read.status().as_u16(), read.text().await.unwrap());
+            assert!(status == 403 || status == 404, "{role} may read {key}: {status} {text}");
+            let write = client.put(&url).header("X-Consul-Token", &token).body("x");
+            assert_eq!(write.send().await.unwrap().status().as_u16(), 403, "{role}: {key}");
+        }
+    }
+}
+
 /// The optional rules in the comments of `user.hcl`.
 #[tokio::test]
 async fn who_may_write_pods_may_remove_orphans() {

@@ -187,15 +187,20 @@ async fn daemons_recover_when_the_old_token_was_deleted_first() {
     let mut stage = Stage::new().await;
     let pid = stage.pid("steady").await.unwrap();
     let mut secrets = Vec::new();
-    for role in ["farm", "node"] {
+    // Until the loss of the session, which follows that of the check.
+    let refused = "Consul refuses the agent's token";
+    for (role, says) in [("farm", "no session can be opened"), ("node", refused)] {
         let old = std::fs::read_to_string(file(&stage.cluster, role)).unwrap();
         stage.cluster.delete_token(&old).await;
-        stage.until_logged(role, "ACL not found").await;
+        stage.until_logged(role, says).await;
         let (old, new) = stage.replace(role).await;
         stage.until_logged(role, "the ACL token has changed").await;
         secrets.extend([old, new]);
     }
     stage.works().await;
+    let log = stage.log("node");
+    assert_eq!(log.matches(refused).count(), 1, "an alert comes once: {log}");
+    assert!(log.lines().any(|l| l.contains(refused) && l.contains("alert=true")), "{log}");
     assert_eq!(stage.pid("steady").await, Some(pid), "{}", stage.log("node"));
     // The single instance may have ended with its lease.
     until("it runs", async || stage.pid("single").await.is_some()).await;
