@@ -19,7 +19,7 @@ pub struct SchedulerCaches {
     pub(super) reader: Arc<dyn Reader>,
     /// Cache of `rcfarm/queues/`.
     pub queues: Arc<Cache<QueueIndex>>,
-    /// Cache of `rcfarm/priority_classes/`.
+    /// Cache of `rcfarm/priority_classes/`. Read it through [`crate::cluster::priority_classes::KeptClasses`].
     pub classes: Arc<Cache<PriorityClassIndex>>,
     /// Cache of `rcfarm/pod_groups/`.
     pub groups: Arc<Cache<GroupIndex>>,

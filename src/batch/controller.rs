@@ -20,7 +20,7 @@ use super::plan::{BatchObserved, BatchPlan, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
 use super::writes::{PlacementBatch, QueueBook, audited, batch, revised};
 use crate::cluster::allocations::booked_node;
-use crate::cluster::priority_classes::{PriorityClassIndex, valid};
+use crate::cluster::priority_classes::KeptClasses;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
 use crate::farm::metrics::RecordGauges;
@@ -34,6 +34,7 @@ use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
+use rcfarm_api::priority_class::PriorityClasses;
 use rcfarm_api::queue::status::{Counters, QueueStatus};
 use rcfarm_api::scheduler::spec::{SchedulerRecord, SchedulerSpec};
 use rcfarm_api::scheduler::status::SchedulerStatus;
@@ -65,6 +66,7 @@ pub struct SchedulerController {
     unreadable: BTreeSet<GroupId>,
     set_aside: GroupsSetAside,
     queues: QueueBook,
+    classes: KeptClasses,
     since: Timestamp,
     memory: PassMemory,
     /// The last pass, if it found nothing to do.
@@ -103,7 +105,7 @@ impl ChainedStatus for SchedulerStatus {
 struct IdlePass {
     spec: SchedulerSpec,
     queues: Arc<QueueIndex>,
-    classes: Arc<PriorityClassIndex>,
+    classes: PriorityClasses,
     groups: Arc<GroupIndex>,
     fleet: Fleet,
     down: BTreeSet<NodeName>,
@@ -116,11 +118,10 @@ impl IdlePass {
         &self,
         seen: &BatchObserved<'_>,
         queues: &Arc<QueueIndex>,
-        classes: &Arc<PriorityClassIndex>,
         groups: &Arc<GroupIndex>,
     ) -> bool {
         Arc::ptr_eq(&self.queues, queues)
-            && Arc::ptr_eq(&self.classes, classes)
+            && self.classes == seen.queues.1
             && Arc::ptr_eq(&self.groups, groups)
             && self.spec == *seen.spec
             && self.fleet.equals(seen.fleet)
@@ -159,6 +160,7 @@ impl SchedulerController {
             unreadable: BTreeSet::new(),
             set_aside: GroupsSetAside::default(),
             queues: QueueBook::new(),
+            classes: KeptClasses::default(),
             since,
             memory: PassMemory::default(),
             idle: None,
@@ -272,7 +274,8 @@ impl SchedulerController {
         if !queues.is_read() || !groups.is_read() || !classes.is_read() {
             return Ok(None);
         }
-        let mut queues_view = Queues::of(&queues.value.0, valid(&classes.value));
+        let classes = self.classes.update(&classes);
+        let mut queues_view = Queues::of(&queues.value.0, classes.clone());
         failpoints::change_queues(&mut queues_view);
         let shown_groups = failpoints::change_groups(&groups.value.0, &self.groups);
         let fleet = self.caches.fleet(&selector);
@@ -294,8 +297,7 @@ impl SchedulerController {
             latest,
             bounds: Bounds::of(PLACED_PER_PASS, STEPS_PER_PASS, self.ctx.limits),
         };
-        let same =
-            |idle: &&IdlePass| idle.is_of(&observed, &queues.value, &classes.value, &groups.value);
+        let same = |idle: &&IdlePass| idle.is_of(&observed, &queues.value, &groups.value);
         let idle = self.idle.as_ref().filter(same);
         let plan = match idle {
             Some(idle) => idle.plan.clone(),
@@ -310,7 +312,7 @@ impl SchedulerController {
                 self.idle = is_idle.then(|| IdlePass {
                     spec,
                     queues: queues.value.clone(),
-                    classes: classes.value.clone(),
+                    classes,
                     groups: groups.value.clone(),
                     fleet,
                     down,

@@ -14,15 +14,20 @@ use tokio::time::timeout;
 use super::context::CommandContext;
 use super::failure::CliExit;
 use super::rc::find::Found;
+use rcfarm_api::ids::{FarmName, NodeName, PodId, QueueName, RcId};
 use rcfarm_api::key;
+use rcfarm_store::Prefix;
 
-/// What follows in the scripts: names are added to the words that the script itself knows.
+/// What follows in the scripts: names are added to the words that the script itself knows. Bash gets no word list with
+/// names: `compgen -W` expands each of its words, command substitutions included.
 const BASH: &str = r#"
 _rcfarm_names() {
     _rcfarm "$@"
-    local cur="${COMP_WORDS[COMP_CWORD]}"
+    local cur="${COMP_WORDS[COMP_CWORD]}" name
     if [[ $cur != -* ]]; then
-        COMPREPLY+=($(compgen -W "$(rcfarm complete -- "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)" -- "$cur"))
+        while IFS= read -r name; do
+            if [[ $name == "$cur"* ]]; then COMPREPLY+=("$name"); fi
+        done < <(rcfarm complete -- "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)
     fi
 }
 complete -F _rcfarm_names -o bashdefault -o default rcfarm
@@ -54,7 +59,7 @@ pub(super) fn script(shell: Shell, command: &mut Command) -> anyhow::Result<CliE
     Ok(CliExit::Ok)
 }
 
-/// A shell that waits longer for names is a nuisance.
+/// Limit of the time that pressing the Tab key takes while Consul does not answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// Things whose names can be completed.
@@ -145,11 +150,21 @@ async fn list(context: &CommandContext, named: Named) -> anyhow::Result<BTreeSet
     };
     let keys = context.keys(&prefix).await?;
     let keys = keys.iter().filter(|key| !prefix.is_sentinel(key));
-    let name = |tail: &str| match named {
-        Named::Pod => tail.split('/').next().unwrap_or_default().to_owned(),
-        _ => tail.to_owned(),
-    };
-    Ok(keys.filter_map(|key| prefix.tail(key)).map(name).collect())
+    Ok(keys.filter_map(|key| name(named, &prefix, key)).collect())
+}
+
+/// The name in a key. `None`: it is not a legal one. A shell puts it on the command line as it is, and anybody who may
+/// write below the prefix chooses the key.
+fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
+    let tail = prefix.tail(key)?;
+    match named {
+        Named::Controller => tail.parse::<RcId>().ok().map(|id| id.to_string()),
+        Named::Farm => tail.parse::<FarmName>().ok().map(String::from),
+        Named::Job => key::namespaced(prefix, key).map(String::from),
+        Named::Node => tail.parse::<NodeName>().ok().map(String::from),
+        Named::Pod => tail.split('/').next()?.parse::<PodId>().ok().map(String::from),
+        Named::Queue => tail.parse::<QueueName>().ok().map(String::from),
+    }
 }
 
 /// Ids of the pods of controllers; where two have the same, the ids of the controllers.

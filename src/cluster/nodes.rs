@@ -107,7 +107,10 @@ impl NodeInfo {
 /// been gone survives a new version of its record.
 #[derive(Debug, Default, PartialEq)]
 pub struct NodeRecords {
+    /// Records that can be decoded. A node with another one counts as ready.
     pub(super) nodes: BTreeMap<NodeName, NodeInfo>,
+    /// ModifyIndex of each record. Those that cannot be decoded are logged once.
+    indexes: BTreeMap<NodeName, Index>,
     pub(super) capacities: Capacities,
 }
 
@@ -120,10 +123,10 @@ impl NodeRecords {
     /// ModifyIndex of a node's record.
     #[must_use]
     pub fn index_of(&self, node: &NodeName) -> Option<Index> {
-        self.nodes.get(node).map(|info| info.index)
+        self.indexes.get(node).copied()
     }
 
-    /// Whether a node has a record.
+    /// Whether a node has a record that can be decoded.
     #[must_use]
     pub fn contains(&self, node: &NodeName) -> bool {
         self.nodes.contains_key(node)
@@ -161,11 +164,13 @@ impl NodeRecords {
 impl CacheIndex for NodeRecords {
     fn build(old: &Self, prefix: &Prefix, entries: Vec<Entry>) -> Self {
         let (mut nodes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
+        let mut indexes = BTreeMap::new();
         for entry in entries {
             let Some(node) = prefix.tail(&entry.key).and_then(|node| node.parse().ok()) else {
                 continue;
             };
             let node: NodeName = node;
+            indexes.insert(node.clone(), entry.modify_index);
             let known = old.nodes.get(&node);
             if let Some(same) = known.filter(|known| known.index == entry.modify_index) {
                 if let Some(capacity) = old.capacities.get(&node) {
@@ -174,7 +179,16 @@ impl CacheIndex for NodeRecords {
                 nodes.insert(node, same.clone());
                 continue;
             }
-            let Ok(record) = NodeRecord::decode(&entry.value) else { continue };
+            let record = match NodeRecord::decode(&entry.value) {
+                Ok(record) => record,
+                Err(error) => {
+                    if old.index_of(&node) != Some(entry.modify_index) {
+                        warn!(alert = true, key = entry.key, %error,
+                            "a node's record cannot be read: it counts as ready");
+                    }
+                    continue;
+                }
+            };
             let gone = record.session.is_some() && entry.session.is_none();
             let since = known.and_then(|info| info.gone_since);
             let gone_since = gone.then(|| since.unwrap_or_else(monotonic));
@@ -194,11 +208,11 @@ impl CacheIndex for NodeRecords {
         }
         let same = *old.capacities == capacities;
         let capacities = if same { old.capacities.clone() } else { Arc::new(capacities) };
-        NodeRecords { nodes, capacities }
+        NodeRecords { nodes, indexes, capacities }
     }
 
     fn len(&self) -> usize {
-        self.nodes.len()
+        self.indexes.len()
     }
 }
 

@@ -88,6 +88,8 @@ pub struct PriorityClasses {
     values: BTreeMap<String, i64>,
     /// Name and value of the global default.
     default: Option<(String, i64)>,
+    /// Whether there may be more.
+    is_incomplete: bool,
 }
 
 impl PriorityClasses {
@@ -105,6 +107,12 @@ impl PriorityClasses {
             }
         }
         all
+    }
+
+    /// The same classes, where there may be others that could not be read.
+    #[must_use]
+    pub fn incomplete(self) -> PriorityClasses {
+        PriorityClasses { is_incomplete: true, ..self }
     }
 
     /// Priority of a class: that of its record, of the built-in one, or the number itself. `None`: there is none.
@@ -137,6 +145,12 @@ impl PriorityClasses {
     pub fn missing(&self, class: &str) -> Option<String> {
         let is_missing = !class.is_empty() && self.value(class).is_none();
         is_missing.then(|| {
+            if self.is_incomplete {
+                return format!(
+                    "it is not known whether there is a priority class {class}: the farm may not read all of \
+                     rcfarm/priority_classes/, or its keys are gone (rcfarm farm list)"
+                );
+            }
             format!(
                 "there is no priority class {class}: rcfarm priority-class create {class} --value N, or name another \
                  (rcfarm priority-class list) or a number"

@@ -400,8 +400,9 @@ impl<'a> Pass<'a, '_> {
         after.round = spec.round;
         after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
         after.place_by = phase.is_admitted().then(|| self.timeout(spec));
-        // It is placed again in the next pass; lower groups of its queue wait.
-        self.blocked_by.insert(spec.queue.clone(), id.clone());
+        // It is placed again in the next pass; lower groups of the queue that is charged wait.
+        let charged = known.value.queue.clone().filter(|_| phase.is_admitted());
+        self.blocked_by.insert(charged.unwrap_or_else(|| spec.queue.clone()), id.clone());
         after.say(known.value.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
         self.release_placement(id, known, after, phase);
     }

@@ -204,15 +204,15 @@ pub fn yaml_problem(error: &serde_saphyr::Error) -> String {
     format!("{what}{at}")
 }
 
-/// Parses the documents of a YAML stream, or a JSON document. Empty ones are left out.
+/// Parses the documents of a YAML stream, or a JSON document. Empty ones are left out. The parser's limits are those of
+/// one document; a stream may have any number.
 ///
 /// # Errors
 /// The parser's message, with line and column.
 pub fn all_from_yaml(text: &str) -> Result<Vec<Value>, String> {
-    let all = serde_saphyr::from_multiple::<Value>(text);
-    let mut all = all.map_err(|error| yaml_problem(&error))?;
-    all.retain(|document| !document.is_null());
-    Ok(all)
+    let mut bytes = text.as_bytes();
+    let all = serde_saphyr::read::<_, Value>(&mut bytes);
+    all.map(|document| document.map_err(|error| yaml_problem(&error))).collect()
 }
 
 /// Labels in the metadata of a stored record. What is no text, or no document, has none. It is called for each changed

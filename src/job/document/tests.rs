@@ -636,3 +636,13 @@ fn documents_of_a_stream_may_begin_on_the_line_of_their_marker() {
     let error = all_from_yaml("a: 1\n---\nb: [\n").unwrap_err();
     assert!(error.contains("line"), "{error}");
 }
+
+/// The parser's limits are those of one document.
+#[test]
+fn stream_may_have_more_documents_and_values_than_one_document_may() {
+    let document = format!("a: [{}]\n---\n", "1, ".repeat(200));
+    let all = all_from_yaml(&document.repeat(2_000)).unwrap();
+    assert_eq!(all.len(), 2_000);
+    let large = format!("a: [{}]\n", "1, ".repeat(400_000));
+    assert!(all_from_yaml(&large).unwrap_err().starts_with("it is too large"));
+}

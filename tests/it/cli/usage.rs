@@ -172,6 +172,35 @@ async fn completion_of_bash_names_records() {
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (0, "", ""));
 }
 
+/// Whoever may write a key chooses its name. Neither the program nor the script of the shell may run it.
+#[tokio::test]
+async fn completion_of_bash_runs_nothing_that_stands_in_a_key() {
+    let cluster = HttpCluster::new().await;
+    let made = cluster.dir.path().join("made");
+    let name = format!("$(touch${{IFS}}{})", made.display());
+    cluster.put("rcfarm/nodes/n1", "{}").await;
+    for tree in ["nodes", "farms", "queues", "jobs/team-a"] {
+        cluster.put(&format!("rcfarm/{tree}/{name}"), "{}").await;
+        cluster.put(&format!("rcfarm/{tree}/a;reboot"), "{}").await;
+    }
+    cluster.put(&format!("status/pods/{name}/n1"), "{}").await;
+    for line in ["node drain", "farm confirm", "queue get", "job get", "pod logs"] {
+        let words: Vec<&str> = ["complete", "--"].into_iter().chain(line.split(' ')).collect();
+        let names = cluster.run(&words).await.ok();
+        assert!(!names.contains(['$', ';']), "{line}: {names}");
+    }
+    let script = format!(
+        "rcfarm() {{ [ \"$1\" = complete ] && echo '{name}' || {} \"$@\"; }}; source <(rcfarm completion bash); \
+         COMP_WORDS=(rcfarm node drain ''); COMP_CWORD=3; _rcfarm_names rcfarm '' drain; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        env!("CARGO_BIN_EXE_rcfarm")
+    );
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &script]);
+    let completed = run(bash).await.ok();
+    assert!(completed.lines().any(|line| line == name), "{completed}");
+    assert!(!made.exists(), "the shell has run the name");
+}
+
 #[tokio::test]
 async fn manual_pages_are_written_for_every_command() {
     let cluster = HttpCluster::new().await;

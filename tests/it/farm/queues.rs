@@ -449,6 +449,44 @@ async fn records_that_vanish_behind_lost_rights_cost_no_place() {
     farm.stop().await;
 }
 
+/// The mass deletion guard: groups that wait keep the classes that they had.
+#[tokio::test(start_paused = true)]
+async fn priority_classes_that_vanish_at_once_count_until_it_is_confirmed() {
+    let cluster = cluster(1).await;
+    put_queue(&cluster, "q", json!({"dequeueStrategy": "fifo"})).await;
+    let class = |name: &str| format!("rcfarm/priority_classes/{name}");
+    let names: Vec<String> = (0..9).map(|n| format!("c{n}")).chain(["high".to_owned()]).collect();
+    for (n, name) in names.iter().enumerate() {
+        cluster.put(class(name), json!({"value": n}).to_string()).await;
+    }
+    put_group(&cluster, "running", json!({"queue": "q", "tasks": workers(1, "4")})).await;
+    let farm = cluster.start("a");
+    within(20 * SECOND, "bound", || bound(&cluster, "running")).await;
+    let of =
+        |class: &str| json!({"queue": "q", "tasks": workers(1, "4"), "priorityClassName": class});
+    put_group(&cluster, "plain", of("")).await;
+    put_group(&cluster, "first", of("high")).await;
+    let waits = |name, reason| becomes(&cluster, name, PodGroupPhase::Pending, reason);
+    waits("first", PodGroupReason::InsufficientCapacity).await;
+    waits("plain", PodGroupReason::BehindInQueue).await;
+    for name in &names {
+        cluster.delete(class(name)).await;
+    }
+    // One that is new counts at once.
+    cluster.put(class("new"), json!({"value": 5}).to_string()).await;
+    put_group(&cluster, "second", of("new")).await;
+    put_group(&cluster, "unknown", of("none")).await;
+    waits("second", PodGroupReason::BehindInQueue).await;
+    waits("unknown", PodGroupReason::InvalidRecord).await;
+    let said = status(&cluster, "unknown").await.unwrap().message;
+    assert!(said.contains("it is not known whether there is a priority class none"), "{said}");
+    waits("first", PodGroupReason::InsufficientCapacity).await;
+    cluster.put("rcfarm/bell/confirm/a", "yes").await;
+    waits("first", PodGroupReason::InvalidRecord).await;
+    waits("second", PodGroupReason::InsufficientCapacity).await;
+    farm.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_status_changed_by_hand_is_looked_at_anew() {
     let cluster = cluster(2).await;

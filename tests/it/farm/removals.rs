@@ -44,6 +44,20 @@ async fn quiet_labels_do_not_hold_a_removal_up() {
     farm.stop().await;
 }
 
+/// Such a node counts as ready, and its record is as old as the decision that was made on it.
+#[tokio::test(start_paused = true)]
+async fn node_record_that_cannot_be_decoded_holds_no_removal_up() {
+    let cluster = Cluster::new(3).await;
+    cluster.put(key::node(&node(1)), "{").await;
+    cluster.create_rc(1, 3).await;
+    let farm = cluster.start("a");
+    within(3 * SECOND, "three", || async { cluster.nodes_of(1).await.len() == 3 }).await;
+    tokio::time::sleep(70 * SECOND).await;
+    cluster.create_rc(1, 1).await;
+    within(2 * SECOND, "one", || async { cluster.nodes_of(1).await.len() == 1 }).await;
+    farm.stop().await;
+}
+
 /// Disables, deletes the pod, lowers the count, enables; meanwhile another RC is scaled once a second.
 #[tokio::test(start_paused = true)]
 async fn p2_rm_with_deallocate_takes_one_pod_each_time() {
