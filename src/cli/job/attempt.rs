@@ -33,13 +33,13 @@ pub(super) async fn attempt(
     let (mut has_printed, mut unread, mut error) = (false, Vec::new(), None);
     for (slot, container) in wanted {
         let attempt = number - 1;
-        let places = nodes.places(found, &present, &slot, attempt);
+        let (places, is_present) = nodes.places(found, &present, &slot, attempt);
         let log = |place| {
             let (slot, container) = (slot.clone(), container.clone());
             MemberLog { slot, container, place, uid: found.uid().0, attempt }
         };
         let logs: Vec<MemberLog> = places.into_iter().map(log).collect();
-        let Some(log) = nodes.find(args, &logs).await else {
+        let Some(log) = nodes.find(args, &logs, is_present).await else {
             let name = container.map_or(slot.to_string(), |name| format!("{slot}/{name}"));
             unread.push(format!("{name}: no node that answers has its log of attempt {number}"));
             continue;
@@ -105,20 +105,20 @@ impl Nodes {
         Ok(Nodes { records, problems: BTreeMap::new() })
     }
 
-    /// Where a member's pod of an attempt is, or may have been.
+    /// Where a member's pod of an attempt is, or may have been; and whether it is there now.
     fn places(
         &self,
         found: &FoundJob,
         present: &[FoundPod],
         slot: &Slot,
         attempt: u32,
-    ) -> Vec<PodRef> {
+    ) -> (Vec<PodRef>, bool) {
         let is_it = |pod: &&FoundPod| {
             let identity = &pod.identity;
             (identity.uid.0, &identity.slot, identity.attempt) == (found.uid(), slot, attempt)
         };
         if let Some(pod) = present.iter().find(is_it) {
-            return vec![pod.place.clone()];
+            return (vec![pod.place.clone()], true);
         }
         let mut failures = found.status.iter().flat_map(|status| &status.failures);
         let failed = failures.find(|failure| (&failure.slot, failure.attempt) == (slot, attempt));
@@ -131,29 +131,37 @@ impl Nodes {
         let places = ids.flat_map(|pod| {
             nodes.iter().map(move |node| PodRef { node: (*node).clone(), pod: pod.clone() })
         });
-        places.collect()
+        (places.collect(), false)
     }
 
-    /// Asks for all of these logs, and returns one that is there. A node that does not answer is asked once.
+    /// Asks for all of these logs, and returns one that is there. A node that does not answer is asked once. An agent that
+    /// names no position knows no attempts, and sends the pod's present log: it is believed only if that is the attempt.
     async fn find<'l>(
         &mut self,
         args: &JobLogsArgs,
         logs: &'l [MemberLog],
+        is_present: bool,
     ) -> Option<&'l MemberLog> {
         let records = &self.records;
         let asked = logs.iter().filter_map(|log| Some((log, records.get(&log.place.node)?)));
         let mut answers = stream::iter(asked.map(|(log, record)| async move {
             let query = log.query(args, LogStart::Lines(1));
-            (log, open_log_at(record, &log.place, &query).await.map(drop))
+            let opened = open_log_at(record, &log.place, &query).await;
+            (log, opened.map(|opened| is_present || opened.position.is_some()))
         }))
         .buffer_unordered(ASKED_AT_ONCE);
         let mut silent = Vec::new();
         let mut is_there = None;
         while let Some((log, answer)) = answers.next().await {
             match answer {
-                Ok(()) => {
+                Ok(true) => {
                     is_there = Some(log);
                     break;
+                }
+                Ok(false) => {
+                    let hint = "upgrade it, or read the pod's present log: rcfarm pod logs";
+                    let why = "its agent is of an older version, which knows no attempts";
+                    self.problems.insert(log.place.node.clone(), failure(why, hint));
                 }
                 Err(LogError::Absent(_)) => {}
                 Err(LogError::Busy(error)) => {

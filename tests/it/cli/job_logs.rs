@@ -428,3 +428,19 @@ async fn logs_of_an_attempt_that_cannot_be_read_are_named_with_the_reason() {
     assert!(asked.load(Ordering::SeqCst) <= 4, "{asked:?} requests to a node that does not answer");
     served.stop().await;
 }
+
+/// An agent of 0.1.0 passes over the attempt, names no position, and sends the log that it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_of_another_attempt_is_not_printed_as_the_one_that_was_asked_for() {
+    let job = Members::new(1).await;
+    job.cluster.delete("labels/pod/n1/m-a-0").await;
+    job.start(0, 1).await;
+    let listener = UnixListener::bind(job.dir.path().join("agent.sock")).unwrap();
+    let old = axum::Router::new().fallback(async || "of the second\n");
+    tokio::spawn(async move { axum::serve(listener, old).await });
+    let refused = job.program.run(&["job", "logs", "m", "--attempt", "1"]).await;
+    assert_eq!((refused.code, refused.stdout.as_str()), (1, ""), "{refused:?}");
+    assert!(refused.stderr.contains("knows no attempts"), "{refused:?}");
+    let second = job.program.run(&["job", "logs", "m", "--attempt", "2"]).await.ok();
+    assert_eq!(second, "of the second\n", "the pod that is there is of this attempt");
+}
