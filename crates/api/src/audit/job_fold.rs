@@ -102,7 +102,9 @@ fn apply_change(jobs: &mut BTreeMap<Namespaced, FoldedJob>, id: Uuid, change: Jo
         }
         ACKNOWLEDGED => {
             let JobChange { job, record, step, .. } = change;
-            jobs.insert(job, FoldedJob { record, step, sources: [Some(id), None] });
+            // The record stands for both until each is replaced.
+            let sources = [Some(id), step.as_ref().map(|_| id)];
+            jobs.insert(job, FoldedJob { record, step, sources });
         }
         // A command changes no record.
         _ if change.command.is_some() => {}
@@ -261,6 +263,25 @@ mod tests {
         let kept: Vec<Logged> =
             log.iter().filter(|logged| !plan.delete.contains(&logged.id)).cloned().collect();
         assert_eq!(kept.iter().map(|logged| logged.index.0).collect::<Vec<_>>(), [6, 7]);
+        assert_eq!(fold(&kept).jobs, fold(&log).jobs);
+    }
+
+    /// The acknowledgement stands for the status until the next step.
+    #[test]
+    fn prune_keeps_an_acknowledged_status_when_the_record_is_changed() {
+        let Details::JobChanged(mut accepted) = change(ACKNOWLEDGED, Some("b")) else { panic!() };
+        accepted.step = stored("b", "Failed", 2)[&job()].step.clone();
+        let events = [
+            change("Created", Some("a")),
+            step("Running", 0),
+            Details::JobChanged(accepted),
+            change("Changed", Some("c")),
+        ];
+        let log = log(&events);
+        let plan = prune_plan(&log, Timestamp::from_second(100).unwrap(), Uuid::from_u128(99));
+        let kept: Vec<Logged> =
+            log.iter().filter(|logged| !plan.delete.contains(&logged.id)).cloned().collect();
+        assert_eq!(kept.iter().map(|logged| logged.index.0).collect::<Vec<_>>(), [3, 4]);
         assert_eq!(fold(&kept).jobs, fold(&log).jobs);
     }
 }
