@@ -149,8 +149,19 @@ impl LogFiles {
     /// # Errors
     /// The log itself cannot be read. `WouldBlock`: it may be rotated at this moment.
     fn open(path: &Path, now: SystemTime) -> io::Result<LogFiles> {
+        LogFiles::open_while(path, now, || ())
+    }
+
+    /// [`LogFiles::open`]. `meanwhile` runs between the log and the rotated files.
+    fn open_while(path: &Path, now: SystemTime, meanwhile: impl FnOnce()) -> io::Result<LogFiles> {
+        let newest = newest_rotated(path);
         let log = OpenFile::open(path)?;
+        meanwhile();
         let rotated: Vec<_> = (1..=KEPT).map(|n| OpenFile::open(&older(path, n)).ok()).collect();
+        // The log was copied, with output newer than `log.bytes`.
+        if newest != rotated[0].as_ref().map(|file| file.id) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         // A rename may be newer than `now`.
         let is_recent = |file: &OpenFile| match now.duration_since(file.changed) {
             Ok(age) => age < ROTATION,
@@ -251,13 +262,17 @@ fn last_lines(file: &mut File, end: u64, lines: usize, is_last: bool) -> io::Res
     Ok((first, breaks))
 }
 
+/// The newest of the rotated files.
+fn newest_rotated(path: &Path) -> Option<FileId> {
+    OpenFile::open(&older(path, 1)).ok().map(|file| file.id)
+}
+
 /// Reads the files of a log. A read that a rotation may have spoiled is repeated.
 fn read<T>(path: &Path, read: impl Fn(&mut LogFiles) -> io::Result<T>) -> io::Result<T> {
     for _ in 0..TRIES {
         let mut files = LogFiles::open(path, SystemClock.wall().into())?;
         let done = read(&mut files);
-        let newest = OpenFile::open(&older(path, 1)).ok().map(|file| file.id);
-        if newest == files.0.get(1).map(|file| file.id) {
+        if newest_rotated(path) == files.0.get(1).map(|file| file.id) {
             return done;
         }
     }
@@ -402,6 +417,23 @@ mod tests {
             fs::rename(log.dir.path().join(name), other.dir.path().join(name)).unwrap();
         }
         assert_eq!(other.after(four), "five\n");
+    }
+
+    #[test]
+    fn log_that_is_rotated_while_it_is_opened_is_opened_again() {
+        for rotations in 0..2 {
+            let log = Log::new();
+            log.append("one\n");
+            (0..rotations).for_each(|_| log.rotate());
+            log.append("two\n");
+            log.settled(|| end_of(&log.path()));
+            let opened = LogFiles::open_while(&log.path(), SystemClock.wall().into(), || {
+                log.append("three\n");
+                log.rotate();
+            });
+            let error = opened.err().map(|error| error.kind());
+            assert_eq!(error, Some(io::ErrorKind::WouldBlock), "after {rotations} rotations");
+        }
     }
 
     #[test]
