@@ -35,6 +35,8 @@ pub(super) struct Answering {
     /// Those of `answered` whose keys are not deleted yet.
     hanging: Vec<Rung>,
     due: Option<Instant>,
+    /// When to ask again after a question without an answer.
+    ask_at: Option<Instant>,
 }
 
 impl Answering {
@@ -56,13 +58,13 @@ impl Answering {
         may_ask && self.asking.insert(rung.clone())
     }
 
-    /// Notes Consul's answer: whether the record exists. `None`: there was none; the next event asks again.
-    pub(super) fn told(&mut self, rung: Rung, exists: Option<bool>, now: Instant) {
+    /// Notes Consul's answer: whether the record exists. `None`: there was none; it is asked again after a pause.
+    pub(super) fn take_answer(&mut self, rung: Rung, exists: Option<bool>, now: Instant) {
         self.asking.remove(&rung);
         match exists {
             Some(true) => _ = self.existing.insert(rung),
             Some(false) => self.answered(rung.0, rung.1, now),
-            None => {}
+            None => _ = self.ask_at.get_or_insert(now + AGAIN_AFTER),
         }
     }
 
@@ -74,6 +76,15 @@ impl Answering {
 
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
+    }
+
+    pub(super) fn ask_at(&self) -> Option<Instant> {
+        self.ask_at
+    }
+
+    /// Whether to ask now what was not answered. `false` until the next question without an answer.
+    pub(super) fn asks_again(&mut self, now: Instant) -> bool {
+        self.ask_at.take_if(|at| *at <= now).is_some()
     }
 
     /// Takes the doorbells to delete, in groups of at most `at_most`.
@@ -124,12 +135,15 @@ mod tests {
         let mut answering = Answering::default();
         let begun: Vec<u64> = (0..100).filter(|n| answering.begins_to_ask(&rung(*n))).collect();
         assert_eq!(begun, [0, 1, 2, 3]);
-        answering.told(rung(0), Some(true), now);
+        answering.take_answer(rung(0), Some(true), now);
         assert!(!answering.begins_to_ask(&rung(0)), "it exists: its owner handles the doorbell");
         assert!(answering.begins_to_ask(&rung(4)));
-        answering.told(rung(1), None, now);
-        assert!(answering.begins_to_ask(&rung(1)), "there was no answer");
-        answering.told(rung(2), Some(false), now);
+        answering.take_answer(rung(1), None, now);
+        assert!(!answering.asks_again(now));
+        assert_eq!(answering.ask_at(), Some(now + AGAIN_AFTER), "there was no answer");
+        assert!(answering.asks_again(now + AGAIN_AFTER) && answering.ask_at().is_none());
+        assert!(answering.begins_to_ask(&rung(1)));
+        answering.take_answer(rung(2), Some(false), now);
         assert!(answering.is_answered(&rung(2).0, Index(2)));
         assert_eq!(answering.take(10), [vec![rung(2)]]);
         answering.forget_all_but(&Doorbells::default());

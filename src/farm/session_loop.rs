@@ -106,7 +106,7 @@ impl FarmLoop<'_> {
                             false
                         }
                         Done::Asked(rung, exists) => {
-                            e.answering.told(rung, exists, monotonic());
+                            e.answering.take_answer(rung, exists, monotonic());
                             if exists.is_some() {
                                 self.answer_bells(e);
                             }
@@ -132,7 +132,10 @@ impl FarmLoop<'_> {
             } else if again_at.is_some_and(|at| at <= monotonic()) {
                 again_at = Some(monotonic() + Duration::from_millis(50));
             }
-            let due = [self.announce_again(e), self.take_bells_down(e)];
+            if e.answering.asks_again(monotonic()) {
+                self.answer_bells(e);
+            }
+            let due = [self.announce_again(e), self.take_bells_down(e), e.answering.ask_at()];
             again_at = due.into_iter().chain([again_at]).flatten().min();
         }
     }
