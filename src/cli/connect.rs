@@ -175,12 +175,12 @@ impl Global {
         Ok(DaemonClients { work: Arc::new(work), keeper, root })
     }
 
-    /// The store, and the address of its agent. Sends no request.
-    pub(super) fn connect(&self) -> anyhow::Result<(Arc<dyn Store>, String)> {
+    /// The store, the address of its agent, and the prefix of its keys. Sends no request.
+    pub(super) fn connect(&self) -> anyhow::Result<(Arc<dyn Store>, String, Prefix)> {
         let (config, root) = self.consul_config()?;
         let consul = Consul::new(&config)?;
         let address = consul.address().to_owned();
-        Ok((Prefixed::new(Arc::new(consul), root), address))
+        Ok((Prefixed::new(Arc::new(consul), root.clone()), address, root))
     }
 }
 

@@ -32,6 +32,8 @@ pub(super) struct CommandContext {
     pub(super) ids: IdSource,
     pub(super) limits: TxnLimits,
     user: String,
+    /// Prefix of all keys in Consul; the store adds it.
+    root: Prefix,
 }
 
 /// Result of a change: the index at which it was applied, or the guards that failed because a key has changed meanwhile.
@@ -54,7 +56,18 @@ impl CommandContext {
             ids: IdSource::from_entropy(),
             limits: TxnLimits::default(),
             user: user.filter(|name| !name.is_empty()).unwrap_or_else(uid),
+            root: Prefix::parse("").expect("a legal prefix"),
         }
+    }
+
+    /// The context whose store has its keys below `root`.
+    pub(super) fn below(self, root: Prefix) -> Self {
+        CommandContext { root, ..self }
+    }
+
+    /// A key as Consul has it, for commands of other programs.
+    pub(super) fn stored_key(&self, key: &Key) -> String {
+        self.root.join(key).to_string()
     }
 
     /// Who runs the command, for the audit log.

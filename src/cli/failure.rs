@@ -139,7 +139,14 @@ const TLS_HINTS: [(&[&str], &str); 6] = [
          CONSUL_TLS_SERVER_NAME",
     ),
     (
-        &["expired", "notvalidyet", "not valid yet"],
+        &[
+            "certificate expired",
+            "certificateexpired",
+            "certificate: expired",
+            "certificate has expired",
+            "notvalidyet",
+            "not valid yet",
+        ],
         "renew the server's certificate, or correct the clock of this machine",
     ),
     (
@@ -186,11 +193,17 @@ mod tests {
             ("invalid peer certificate: certificate not valid for name \"x\"", "--tls-server-name"),
             ("received fatal alert: CertificateRequired", "--client-cert"),
             ("received corrupt message of type InvalidContentType", "http://"),
+            ("invalid peer certificate: Expired", "renew"),
+            ("received fatal alert: CertificateExpired", "renew"),
         ] {
             let error = StoreError::Unreachable { detail: detail.to_owned() };
             let hint = super::hint(&error.into(), None).unwrap();
             assert!(hint.contains(remedy), "{detail}: {hint}");
         }
+        let body = "session expired, log in again".to_owned();
+        let error = StoreError::Rejected { status: 403, body };
+        let hint = super::hint(&error.into(), None).unwrap_or_default();
+        assert!(!hint.contains("certificate"), "of a proxy: {hint}");
         let body = "Client sent an HTTP request to an HTTPS server.\n".to_owned();
         let error = StoreError::Rejected { status: 400, body };
         assert!(super::hint(&error.into(), None).unwrap().contains("https://"));

@@ -189,9 +189,9 @@ fn run(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
 async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliExit> {
     let Cli { global, command } = cli;
     let mut context = || -> anyhow::Result<CommandContext> {
-        let (store, reached) = global.connect()?;
+        let (store, reached, root) = global.connect()?;
         *address = Some(reached);
-        Ok(CommandContext::new(store, global.output()))
+        Ok(CommandContext::new(store, global.output()).below(root))
     };
     match command {
         Command::Rc(command) => rc::run(&context()?, command).await,

@@ -27,7 +27,7 @@ pub struct DoctorArgs {
     #[arg(long = "for", value_name = "WHO")]
     role: Option<RoleName>,
     /// The node's name, of --for node
-    #[arg(long, value_name = "NODE", required_if_eq("role", "node"))]
+    #[arg(long, value_name = "NODE", requires = "role", required_if_eq("role", "node"))]
     node: Option<NodeName>,
 }
 

@@ -166,7 +166,7 @@ async fn mark_for_deletion(context: &CommandContext, found: &FoundJob) -> anyhow
         );
         let hint = format!(
             "correct the record, or delete it: consul kv delete {}; then run this again",
-            key::job(&found.id)
+            context.stored_key(&key::job(&found.id))
         );
         return Err(failure(why, hint));
     }

@@ -230,7 +230,7 @@ async fn emptied(
             return Ok(rows);
         }
         for pod in &left {
-            let Some((reason, text)) = pod.stuck() else { continue };
+            let Some((reason, text)) = pod.stuck(context) else { continue };
             if told.insert((pod.node.clone(), pod.pod_id.clone(), reason.to_owned())) {
                 progress.note(context.out, &text);
             }

@@ -53,7 +53,7 @@ impl Stay {
 impl NodePod {
     /// Why the pod stays until somebody does something about it, and what: the reason, and a sentence. `None`: it is
     /// about to leave, or to be looked at.
-    pub(super) fn stuck(&self) -> Option<(&str, String)> {
+    pub(super) fn stuck(&self, context: &CommandContext) -> Option<(&str, String)> {
         let Stay { reason, message } = self.stays.as_ref()?;
         let controller = self.replication_controller_id.map(|id| id.to_string());
         let explain = || match &controller {
@@ -62,11 +62,15 @@ impl NodePod {
         };
         let remedy = match reason.as_str() {
             "Stopping" | "NotSeenYet" | "JobMoves" | "Scaling" | "TransferUnderWay"
-            | "UpdateUnderWay" | "PodsUnhealthy" | "AsDesired" => return None,
+            | "UpdateUnderWay" | "PodsUnhealthy" | "AsDesired" | "LockHeld"
+            | "DiscoveryNotSynced" => return None,
             "NoController" => {
-                format!("delete it: consul kv delete {}", key::intent(&self.node, &self.pod_id))
+                let intent = context.stored_key(&key::intent(&self.node, &self.pod_id));
+                format!("delete it: consul kv delete {intent}")
             }
-            "JobRuns" => "wait, or evict it: rcfarm node drain --jobs evict".to_owned(),
+            "JobRuns" => {
+                format!("wait, or evict it: rcfarm node drain {} --jobs evict", self.node)
+            }
             // Their messages name the command.
             "ControllerGone" | "NoOwner" | "Disabled" => String::new(),
             "InsufficientNodes" | "NoEligibleNodes" | "PlaceTaken" | "InsufficientCapacity" => {
@@ -123,10 +127,14 @@ pub(super) async fn pods(
     }
     let healths = context.get_many(all.iter().map(|pod| key::health(pod, name))).await?;
     let statuses = context.get_many(jobs.keys().map(|pod| key::pod_status(pod, name))).await?;
+    let intents = context.get_many(jobs.keys().map(|pod| key::intent(name, pod))).await?;
     let has_ended = |pod: &PodId| {
         let entry = statuses.get(key::pod_status(pod, name).as_str());
         let status = entry.and_then(|entry| PodStatus::decode(&entry.value).ok());
-        status.is_some_and(|status| status.phase == NodePodPhase::Ended)
+        // A member that is started again has a newer intent.
+        let intent = intents.get(key::intent(name, pod).as_str()).map(|entry| entry.modify_index);
+        let is_present = |status: &PodStatus| intent.is_none() || status.is_of(intent);
+        status.is_some_and(|status| status.phase == NodePodPhase::Ended && is_present(&status))
     };
     let controllers = controllers(context, owners.values().copied().collect()).await?;
     let pod = |pod_id: PodId| {

@@ -107,9 +107,7 @@ impl StartedPods {
         let intent = self.intents.get(intent_key(place).as_str()).map(|entry| entry.modify_index);
         let entry = self.statuses.get(status_key(place).as_str())?;
         let status = PodStatus::decode(&entry.value).ok()?;
-        // Older agents do not say which intent a status is about.
-        let about = status.intent_index.as_ref().map(|about| about.modify_index);
-        (about.is_none() || about == intent).then_some(status)
+        status.is_of(intent).then_some(status)
     }
 
     /// A pod that has not started yet, and what its node says.

@@ -222,6 +222,16 @@ async fn ended_member_is_not_unhealthy_and_does_not_keep_its_node() {
     cluster.put("status/pods/mnist-w-0/n1", r#"{"phase":"Ended"}"#).await;
     let text = cluster.run(&["node", "get", "n1"]).await.ok();
     assert!(text.contains("mnist-w-0") && !text.contains("critical"), "{text}");
+    // It is to start again: the status is that of an earlier intent.
+    let of = |index: u64| {
+        let about = json!({"create_index": 1, "modify_index": index});
+        json!({"phase": "Ended", "intent_index": about}).to_string()
+    };
+    cluster.put("status/pods/mnist-w-0/n1", of(1)).await;
+    let refused = cluster.run(&["node", "remove", "n1"]).await.failed();
+    assert!(refused.contains("n1 has 1 pod (mnist-w-0)"), "{refused}");
+    let intent = cluster.entry("intent/n1/mnist-w-0").await.unwrap().modify_index;
+    cluster.put("status/pods/mnist-w-0/n1", of(intent.0)).await;
     cluster.run(&["node", "remove", "n1"]).await.ok();
     assert!(cluster.get("rcfarm/nodes/n1").await.is_none());
 }
@@ -265,6 +275,24 @@ async fn agent_serves_metrics_of_its_pods() {
     assert!(count("rcfarm_node_reports_total{outcome=\"applied\"}") >= 1, "{text}");
     assert!(count("rcfarm_consul_requests_total{kind=\"transaction\"}") >= 1, "{text}");
     assert!(!text.contains("rcfarm_session_open"), "that is the farms'");
+}
+
+/// The remedies can be pasted: they name the node, and the key as Consul has it.
+#[tokio::test]
+async fn drain_names_remedies_that_work_as_they_are_printed() {
+    let cluster = HttpCluster::new().await;
+    cluster.put("team/a/rcfarm/nodes/n1", "{}").await;
+    cluster.put("team/a/intent/n1/byhand", "id: byhand").await;
+    let labels = json!({
+        "volcano.sh/job-namespace": "default", "volcano.sh/job-name": "mnist",
+        "volcano.sh/task-spec": "w", "volcano.sh/task-index": "0",
+    });
+    cluster.put("team/a/labels/pod/n1/mnist-w-0", labels.to_string()).await;
+    let drain = ["--root", "team/a", "node", "drain", "n1", "--jobs", "wait", "--deadline", "1s"];
+    let ran = cluster.run(&drain).await;
+    for words in ["consul kv delete team/a/intent/n1/byhand", "rcfarm node drain n1 --jobs evict"] {
+        assert!(ran.stderr.contains(words), "{words}: {ran:?}");
+    }
 }
 
 /// A drain with nowhere for the pod to go says so long before its deadline, with what to do.

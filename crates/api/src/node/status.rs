@@ -73,6 +73,15 @@ pub struct PodStatus {
     pub intent_index: Option<IntentIndex>,
 }
 
+impl PodStatus {
+    /// Whether it is about the intent with this ModifyIndex. Older agents do not say which one theirs are about.
+    #[must_use]
+    pub fn is_of(&self, intent: Option<Index>) -> bool {
+        let about = self.intent_index.map(|about| about.modify_index);
+        about.is_none() || about == intent
+    }
+}
+
 /// One version of an intent, by the indexes of its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct IntentIndex {
