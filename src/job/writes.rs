@@ -256,7 +256,7 @@ fn default_queue() -> QueueName {
     rcfarm_api::queue::spec::DEFAULT_QUEUE.parse().expect("a legal name")
 }
 
-/// Numeric priority classes are priorities; others are only names.
+/// Number that the job names in place of a priority class, else 0. The scheduler looks classes up itself.
 #[must_use]
 pub fn priority(job: &JobSpec) -> i64 {
     job.priority_class.as_deref().and_then(|class| class.parse().ok()).unwrap_or(0)
