@@ -1,8 +1,9 @@
-//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, queues, priority classes and replication controllers from files. `rcfarm dev
-//! --apply` takes the same files.
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, queues, priority classes and replication controllers from files.
+//! `rcfarm dev --apply` takes the same files.
 //!
 //! Everything is read and checked before the first write. Then come priority classes, queues, parents first, then
-//! controllers, then jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply` again applies the rest.
+//! controllers, then jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply`
+//! again applies the rest.
 
 use std::collections::BTreeSet;
 
@@ -119,7 +120,8 @@ async fn apply_all(
 fn check_sizes(context: &CommandContext, wanted: &[impl WantedObject], problems: &mut Vec<String>) {
     // Values are sent in base64, beside an audit record.
     let most = (context.limits.bytes - AUDIT_BYTES) / 4 * 3;
-    let large = wanted.iter().filter(|one| one.bytes() > most);
+    let written = wanted.iter().filter(|one| one.action() != ApplyAction::Unchanged);
+    let large = written.filter(|one| one.bytes() > most);
     problems.extend(large.map(|one| {
         let name = one.applied().name;
         format!("{name}: it has {} bytes; a transaction of Consul takes {most}", one.bytes())

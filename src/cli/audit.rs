@@ -1,7 +1,7 @@
 //! `rcfarm audit …`: the audit log.
 //!
-//! Keys read: the audit log, records and statuses of controllers and jobs, queues, pods' labels, allocations. Keys written: `acknowledge`
-//! adds records; `prune` adds a checkpoint to the log and then deletes older records. Farms and commands append records.
+//! Keys read: the audit log, records and statuses of controllers and jobs, queues, pods' labels, allocations.
+//! Keys written: `acknowledge` adds records; `prune` adds a checkpoint to the log and then deletes older records. Farms and commands append records.
 //! A crash of `prune` between the two leaves more records than necessary; the next `prune` deletes them.
 
 mod jobs;

@@ -1,7 +1,8 @@
 //! View of the cluster that all controllers share: one cache per Consul prefix.
 //!
 //! Keys read: `labels/node/`, `rcfarm/nodes/`, `labels/pod/`, `intent/`, `health/`, `rcfarm/allocations/`. It also decodes
-//! `rcfarm/commands/`, `rcfarm/queues/`, `rcfarm/priority_classes/` and `rcfarm/pod_groups/` for the caches of jobs and queues.
+//! `rcfarm/commands/`, `rcfarm/queues/`, `rcfarm/priority_classes/` and `rcfarm/pod_groups/` for the caches of jobs and
+//! queues.
 //! Keys written: none. Who writes them: users, farms and node agents. A crash leaves nothing.
 
 pub mod allocations;

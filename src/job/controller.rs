@@ -27,6 +27,7 @@ use crate::farm::status_chain::{
 };
 use crate::job::controller::step::PlannedStep;
 use crate::job::controller::view::{DecodedJob, JobView};
+use rcfarm_api::audit::{AuditRecord, Details};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;
@@ -308,7 +309,8 @@ impl JobController {
             StatusWrite::Replace(step.plan.status.clone())
         };
         let PlannedStep { plan, before, removed, released, .. } = &step;
-        let event = events::step(&self.ctx, &self.id, input.uid, *before, plan, removed, released);
+        let before = (*before, self.chain.status().uid != input.uid);
+        let event = events::step(&self.ctx, &self.id, input.uid, before, plan, removed, released);
         let (record, audit) = (RecordGuard::At(input.record_index), event.into_iter().collect());
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
             Committed::Applied(index) => {
@@ -419,7 +421,16 @@ impl JobController {
         if status == *self.chain.status() {
             return Ok(());
         }
-        let change = Change::of_status(RecordGuard::At(record_index), status);
+        let mut change = Change::of_status(RecordGuard::At(record_index), status);
+        let known = self.chain.status().uid;
+        if let StatusWrite::Replace(status) = &change.status
+            && known != JobUid::default()
+            && known != status.uid
+        {
+            // Otherwise the log would name the earlier job of the name.
+            let details = Details::JobStep(events::unasked(&self.ctx, &self.id, status));
+            change.audit.push(AuditRecord::new(&details, self.ctx.clock.wall()));
+        }
         self.chain.commit(change).await.map(drop)
     }
 }

@@ -12,18 +12,20 @@ use rcfarm_api::job::status::JobStatus;
 /// Limit of pods listed in one record.
 const LISTED: usize = 64;
 
-/// Record of a transaction; `None` if it changed neither phase nor pods nor executed a command.
+/// Record of a transaction; `None` if it changed neither phase nor pods nor executed a command. `is_first`: the stored
+/// status is that of an earlier job of the name, which the log names.
 pub fn step(
     ctx: &ControllerContext,
     id: &Namespaced,
     uid: JobUid,
-    before: JobPhase,
+    (before, is_first): (JobPhase, bool),
     plan: &JobPlan,
     removed: &[(PodRef, Slot)],
     released: &[PodRef],
 ) -> Option<AuditRecord> {
     let status = &plan.status;
-    let nothing = before == status.state.phase
+    let nothing = !is_first
+        && before == status.state.phase
         && plan.create.is_empty()
         && removed.is_empty()
         && plan.adopt.is_empty()

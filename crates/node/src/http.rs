@@ -252,6 +252,7 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1_024);
         let app = Router::new().route("/", on_get(|| async { vec![b'x'; 100_000] }));
         let served = connection(Box::new(server), app, HttpLimits::default());
+        let asked_at = tokio::time::Instant::now();
         let asked = async {
             client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
             let mut head = [0; 12];
@@ -261,7 +262,7 @@ mod tests {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            () = served => {}
+            () = served => assert!(asked_at.elapsed() >= STALLED, "{:?}", asked_at.elapsed()),
             () = asked => {}
         }
     }

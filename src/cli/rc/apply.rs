@@ -170,7 +170,7 @@ impl WantedRc {
                 described.fields.id.is_none() || other.described.fields.id.is_none()
             };
             let has_twin = |other: &WantedRc| {
-                let is_of_pod = !other.exists && other.pod_id() == described.manifest.id();
+                let is_of_pod = other.pod_id() == described.manifest.id();
                 other.id == id || is_of_pod && is_by_pod(other)
             };
             if wanted.iter().any(has_twin) {

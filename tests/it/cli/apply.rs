@@ -154,6 +154,14 @@ async fn controllers_of_one_pod_are_made_by_their_ids() {
     write(&cluster, "rcs.yaml", &format!("{}---\n{RCS}", entry(ids[0])));
     let refused = cluster.run(&["apply", "-f", "rcs.yaml"]).await.failed();
     assert!(refused.contains("twice"), "{refused}");
+    // Nor may there be another beside the one that it is about, in either order.
+    write(&cluster, "rcs.yaml", RCS);
+    cluster.run(&["apply", "-f", "rcs.yaml"]).await.ok();
+    for both in [[RCS.to_owned(), entry(ids[1])], [entry(ids[1]), RCS.to_owned()]] {
+        write(&cluster, "rcs.yaml", &both.join("---\n"));
+        let refused = cluster.run(&["apply", "-f", "rcs.yaml"]).await.failed();
+        assert!(refused.contains("twice"), "{refused}");
+    }
 }
 
 /// Refuses transactions with records of jobs.

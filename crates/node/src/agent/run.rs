@@ -193,7 +193,7 @@ impl AgentLoop {
     fn handle(&mut self, event: AgentEvent) {
         self.count(&event);
         match event {
-            // Who asked may be gone.
+            // The send fails if the request was broken off meanwhile.
             AgentEvent::Measure(answer) => _ = answer.send(self.gauges()),
             AgentEvent::Presence(presence) => self.registered(presence),
             AgentEvent::SessionLost => {

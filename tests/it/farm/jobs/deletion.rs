@@ -210,3 +210,29 @@ async fn finished_jobs_are_deleted_without_waiting() {
     nothing_is_left(&cluster).await;
     farm.stop().await;
 }
+
+/// `consul kv delete` and `put` while the status of the earlier job is there.
+#[tokio::test(start_paused = true)]
+async fn first_status_of_a_replaced_record_is_in_the_log() {
+    for spec in [json!({"tasks": [task("t", 1)]}), json!({"tasks": 1})] {
+        let cluster = Cluster::new(0).await;
+        let farm = cluster.start("a");
+        submit(&cluster, "default/j", json!({"tasks": [task("t", 1)]})).await;
+        within(10 * SECOND, "it waits", async || status(&cluster, "default/j").await.uid.0.0 > 0)
+            .await;
+        tokio::time::sleep(10 * SECOND).await;
+        let job = key::job(&id("default/j"));
+        cluster.delete(&job).await;
+        submit(&cluster, "default/j", spec).await;
+        let uid = cluster.entry(&job).await.unwrap().create_index;
+        within(20 * SECOND, "its status is new", async || {
+            status(&cluster, "default/j").await.uid.0 == uid
+        })
+        .await;
+        let is_of_it = |details: &Details| matches!(details, Details::JobStep(s) if s.uid == uid);
+        let audit = cluster.audit().await;
+        let steps = audit.iter().filter(|record| record.details().is_ok_and(|d| is_of_it(&d)));
+        assert_eq!(steps.count(), 1);
+        farm.stop().await;
+    }
+}
