@@ -31,6 +31,7 @@ const PRINTING: &[&str] = &[
     "job explain b",
     "job get a",
     "job get b",
+    "job label b note=x",
     "job list",
     "job restart b",
     "job restart-pod b w 0",
