@@ -39,7 +39,7 @@ use super::ports;
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::cluster::queues::{StoredGroup, StoredGroups};
-use crate::placement::capacity::{self, Fleet, FleetIndex, Gang};
+use crate::placement::capacity::{self, Fleet, Gang};
 use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
@@ -178,8 +178,8 @@ pub(super) struct Pass<'a, 'm> {
     pub(super) blocked_by: BTreeMap<QueueName, GroupId>,
     /// By queue, the first group that waits for capacity. Not in FIFO queues.
     heads: BTreeMap<QueueName, Head<'a>>,
-    /// The nodes without what is allocated to groups, once one was asked for. No pass changes them.
-    emptied: Option<(Fleet, FleetIndex)>,
+    /// Queues of the groups that were placed in this pass, with their nodes.
+    bound: Vec<(QueueName, BTreeSet<NodeName>)>,
     placed: usize,
     /// Number of calls of [`Pass::due`].
     dues: usize,
@@ -196,7 +196,7 @@ pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     memory.begin(seen.fleet, seen.spec.packing);
     let (plan, blocked_by, heads) = (BatchPlan::default(), BTreeMap::new(), BTreeMap::new());
     let mut pass =
-        Pass { seen, memory, plan, blocked_by, heads, emptied: None, placed: 0, dues: 0 };
+        Pass { seen, memory, plan, blocked_by, heads, bound: Vec::new(), placed: 0, dues: 0 };
     for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -298,7 +298,7 @@ impl<'a> Pass<'a, '_> {
     /// Whether the rest is left to the next pass.
     pub(super) fn is_spent(&self) -> bool {
         let bounds = self.seen.bounds;
-        self.placed >= bounds.placed || self.memory.index.steps() >= bounds.steps
+        self.placed >= bounds.placed || self.memory.steps() >= bounds.steps
     }
 
     fn asked(&self, c: &Candidate<'a>, counts: &Counts<'_>) -> Asked {
@@ -424,16 +424,16 @@ impl<'a> Pass<'a, '_> {
             None => queues.fits(&self.plan.usage, &c.queue, &asked.charge),
         };
         enough.map_err(|too_much| (too_much.reason, Message::Text(too_much.message)))?;
-        match self.memory.find(&asked.gang) {
-            Ok(found) => {
-                let ids = (c.id, c.record.spec.pod_ids);
-                let found = self.beside_head(c, &asked.gang, found)?;
-                let found = self.beside(ids, &asked.gang, found);
-                let found = found.map_err(|(reason, text)| (reason, Message::Text(text)))?;
-                self.check_beside_head(c, found)
+        let found = match self.find_beside_head(c, &asked.gang) {
+            Some(found) => found?,
+            None => {
+                let found = self.memory.find(&asked.gang);
+                found.map_err(|reason| (reason, Message::DoesNotFit(asked.gang.clone())))?
             }
-            Err(reason) => Err((reason, Message::DoesNotFit(asked.gang))),
-        }
+        };
+        let found = self.beside((c.id, c.record.spec.pod_ids), &asked.gang, found);
+        let found = found.map_err(|(reason, text)| (reason, Message::Text(text)))?;
+        self.check_beside_head(c, found)
     }
 
     /// Makes the bookings of a change, so that the rest of the pass reckons with them.
@@ -475,7 +475,7 @@ impl<'a> Pass<'a, '_> {
         }
         after.charged = place.charge();
         self.plan.usage.charge(queues, &c.queue, &after.charged);
-        (after.not_before, after.passed) = (None, 0);
+        (after.not_before, after.passed, after.kept_until) = (None, 0, None);
         let phase = next(after.phase, Order::Admit, MemberState::TooFew);
         let reason = if is_large { PodGroupReason::Reserving } else { PodGroupReason::AsDesired };
         after.say(phase, reason, String::new(), self.seen.now);
@@ -492,6 +492,8 @@ impl<'a> Pass<'a, '_> {
         change.allocate = if is_large { Vec::new() } else { allocate };
         self.plan.changes.push(change);
         self.require_ended(c.id, spec);
+        let nodes = answer.tasks.values().flatten().cloned().collect();
+        self.bound.push((c.queue.clone(), nodes));
         if !c.admitted {
             self.note_pass(c);
         }

@@ -41,6 +41,8 @@ pub struct Queues(pub BTreeMap<QueueName, Queue>, pub PriorityClasses);
 pub struct TooMuch {
     /// [`PodGroupReason::ExceedsCapability`] or [`PodGroupReason::QueueFull`].
     pub reason: PodGroupReason,
+    /// The queue whose limit it is: the group's own, or one above.
+    pub queue: QueueName,
     /// Message for users.
     pub message: String,
 }
@@ -125,7 +127,8 @@ impl Queues {
                     (ResourceList::spell(what, asked), ResourceList::spell(what, limit));
                 let message =
                     format!("{what}: {asked} wanted, and queue {link} has {limit} in all");
-                return Err(TooMuch { reason: PodGroupReason::ExceedsCapability, message });
+                let (reason, queue) = (PodGroupReason::ExceedsCapability, link.clone());
+                return Err(TooMuch { reason, queue, message });
             }
         }
         let mut below = name;
@@ -156,7 +159,8 @@ impl Queues {
                     spell(Some(limit)),
                     spell(used.get(what)),
                 );
-                return Err(TooMuch { reason: PodGroupReason::QueueFull, message });
+                let (reason, queue) = (PodGroupReason::QueueFull, link.clone());
+                return Err(TooMuch { reason, queue, message });
             }
             below = link;
         }

@@ -214,7 +214,7 @@ impl Pass<'_, '_> {
         place: &GroupPlacement,
         phase: PodGroupPhase,
     ) {
-        let (kept, lost) = self.fit_to_record(id, spec, place);
+        let (kept, lost, too_large) = self.fit_to_record(id, spec, place);
         let mut after = (*known.value).clone();
         if kept != *place {
             let _ = self.book(id, &lost, &[]);
@@ -224,15 +224,18 @@ impl Pass<'_, '_> {
             }
             after.placement = Some(kept);
         }
-        if phase != after.phase || phase == PodGroupPhase::Unknown {
-            let reason = if phase == PodGroupPhase::Unknown {
+        let is_same = too_large.is_some() == (after.reason == PodGroupReason::InvalidRecord);
+        if phase != after.phase || phase == PodGroupPhase::Unknown || !is_same {
+            let reason = if too_large.is_some() {
+                PodGroupReason::InvalidRecord
+            } else if phase == PodGroupPhase::Unknown {
                 PodGroupReason::MembersLost
             } else {
                 PodGroupReason::AsDesired
             };
             let record = self.seen.groups.get(id).and_then(|group| group.value.as_ref().ok());
             after.members = record.map(|record| record.members).unwrap_or_default();
-            after.say(phase, reason, String::new(), self.seen.now);
+            after.say(phase, reason, too_large.unwrap_or_default(), self.seen.now);
         }
         if after != *known.value {
             let mut change = PlacementChange::of_status(id, Some(known), after);
@@ -245,26 +248,34 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// The placement for the record, and the members that lose their node. Surplus and ended members that one change
-    /// cannot release keep their nodes until the next pass.
+    /// The placement for the record, the members that lose their node, and why new members cannot be added. Surplus and
+    /// ended members that one change cannot release keep their nodes until the next pass.
     fn fit_to_record(
         &mut self,
         id: &GroupId,
         spec: &PodGroupSpec,
         place: &GroupPlacement,
-    ) -> (GroupPlacement, Vec<GroupMember>) {
+    ) -> (GroupPlacement, Vec<GroupMember>, Option<String>) {
         let (mut kept, mut lost) = fitted(id, spec, place);
+        let mut why = None;
         if self.too_large(&kept).is_some() {
             // Runs of members on one node are broken up by those that have ended: they keep their resources.
             (kept, lost) = fitted(id, &without_newly_ended(spec, place), place);
         }
+        if let Some(too_large) = self.too_large(&kept) {
+            // It has grown too much: surplus members are released nevertheless.
+            why = Some(too_large);
+            (kept, lost) = fitted(id, &without_growth(spec, place), place);
+        }
         if self.too_large(&kept).is_some() {
-            return (place.clone(), Vec::new());
+            return (place.clone(), Vec::new(), why);
         }
         let bounds = self.bounds_beside(place);
         let first =
             parts(self.memory.index.node_capacities(), id, lost.clone(), bounds).into_iter().next();
-        let Some(part) = first.filter(|part| part.len() < lost.len()) else { return (kept, lost) };
+        let Some(part) = first.filter(|part| part.len() < lost.len()) else {
+            return (kept, lost, why);
+        };
         let mut now = place.clone();
         let gone = |task: &str, n: usize| {
             let pod = u32::try_from(n).ok().and_then(|n| place.pod_ids.pod_id(id, task, n).ok());
@@ -283,8 +294,19 @@ impl Pass<'_, '_> {
         }
         now.drop_unplaced_ports();
         self.plan.more = true;
-        (now, part)
+        (now, part, why)
     }
+}
+
+/// [`without_newly_ended`], and without members that the placement does not have.
+fn without_growth(spec: &PodGroupSpec, place: &GroupPlacement) -> PodGroupSpec {
+    let mut spec = without_newly_ended(spec, place);
+    spec.tasks.retain(|task| place.members.contains_key(&task.name));
+    for task in &mut spec.tasks {
+        let placed = place.members.get(&task.name).map_or(0, Vec::len);
+        task.replicas = task.replicas.min(u32::try_from(placed).unwrap_or(u32::MAX));
+    }
+    spec
 }
 
 /// The specification, as if the members with a node had not ended.

@@ -1,13 +1,16 @@
 //! What the passes of a scheduler remember of each other, so that a pass costs as much as has changed. It decides
 //! nothing: a pass without it has the same result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::min_resources::KnownTotals;
 use crate::batch::placing::VersionedStatus;
 use crate::cluster::queues::StoredGroup;
-use crate::placement::capacity::{Decision, Fleet, FleetIndex, Gang, GangPlacement, IndexVersion};
+use crate::placement::capacity::{
+    Decision, Fleet, FleetIndex, Gang, GangPlacement, IndexVersion, NodeCapacities, NodeCapacity,
+};
+use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::pod_group::spec::{GroupId, TaskSpec};
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
 use rcfarm_api::scheduler::Packing;
@@ -21,6 +24,8 @@ pub struct PassMemory {
     pub(in crate::batch) index: FleetIndex,
     pub(super) totals: KnownTotals,
     no_room: BTreeMap<Vec<TaskSpec>, DoesNotFit>,
+    emptied: Option<Box<EmptiedNodes>>,
+    beside: BTreeMap<QueueName, NotBeside>,
     packing: Packing,
     pass: u64,
     /// In the order of their names.
@@ -74,6 +79,57 @@ impl PassMemory {
         let (pass, is_same) = (self.pass, packing == self.packing);
         self.no_room.retain(|_, known| is_same && known.pass + PASSES_KEPT >= pass);
         self.packing = packing;
+        let version = self.index.version();
+        self.beside.retain(|_, known| known.version == version && is_same);
+    }
+
+    /// Comparisons of nodes in this pass.
+    pub(super) fn steps(&self) -> usize {
+        let emptied = self.emptied.as_ref().filter(|emptied| emptied.pass == self.pass);
+        let of_emptied = emptied.map_or(0, |emptied| emptied.memory.index.steps());
+        self.index.steps() + of_emptied
+    }
+
+    /// The nodes without what is allocated to groups. No pass changes them.
+    pub(super) fn emptied(&mut self, fleet: &Fleet) -> &mut EmptiedNodes {
+        let emptied = self.emptied.get_or_insert_default();
+        if emptied.pass != self.pass {
+            emptied.pass = self.pass;
+            emptied.follow(fleet, self.index.node_capacities(), self.packing);
+        }
+        emptied
+    }
+
+    /// Nodes for a gang, without those that its queue keeps.
+    ///
+    /// # Errors
+    /// The reason why it has no room; `None`: only nodes that are kept have room.
+    pub(super) fn find_beside(
+        &mut self,
+        queue: &QueueName,
+        kept: &BTreeSet<NodeName>,
+        gang: &Gang,
+    ) -> Result<GangPlacement, Option<PodGroupReason>> {
+        let version = self.index.version();
+        let known = self.beside.get(queue).filter(|known| known.version == version);
+        let known = known.filter(|known| known.kept == *kept);
+        let request = (gang.name.clone(), gang.tasks.clone());
+        match known.map(|known| known.gangs.get(&request)) {
+            Some(Some(reason)) => return Err(*reason),
+            Some(None) => {}
+            None => {
+                let known = NotBeside { kept: kept.clone(), version, gangs: BTreeMap::new() };
+                self.beside.insert(queue.clone(), known);
+            }
+        }
+        if let Some(found) = self.index.find_without(gang, kept) {
+            return Ok(found);
+        }
+        let reason = self.find(gang).err();
+        if let Some(known) = self.beside.get_mut(queue) {
+            known.gangs.insert(request, reason);
+        }
+        Err(reason)
     }
 
     /// Reason why a gang has no room, if that is known.
@@ -130,4 +186,66 @@ impl PassMemory {
         }
         text
     }
+}
+
+/// Requests that do not fit on the nodes that a queue does not keep.
+#[derive(Debug)]
+struct NotBeside {
+    kept: BTreeSet<NodeName>,
+    version: IndexVersion,
+    /// By name and tasks of the gang, the reason; `None`: nodes that are kept have room.
+    gangs: BTreeMap<(String, Vec<TaskSpec>), Option<PodGroupReason>>,
+}
+
+/// The nodes without what is allocated to groups, and requests that fit there.
+#[derive(Debug, Default)]
+pub(super) struct EmptiedNodes {
+    pub(super) fleet: Fleet,
+    memory: PassMemory,
+    fitting: BTreeMap<Vec<TaskSpec>, IndexVersion>,
+    /// The nodes that these were made from.
+    source: NodeCapacities,
+    /// Pass in which they were.
+    pass: u64,
+}
+
+impl EmptiedNodes {
+    /// Takes over nodes. Those that are the same objects as before cost a comparison.
+    fn follow(&mut self, fleet: &Fleet, source: &NodeCapacities, packing: Packing) {
+        let mut node_capacities = std::mem::take(&mut self.fleet.node_capacities);
+        let changed = source.differing(&self.source);
+        if changed.iter().any(|node| source.get(node).is_none()) {
+            node_capacities =
+                source.iter().map(|(node, room)| (node.clone(), emptied(room))).collect();
+        } else {
+            for node in changed {
+                let room = emptied(source.of(node));
+                if node_capacities.get(node) != Some(&room) {
+                    node_capacities.insert(node.clone(), room);
+                }
+            }
+        }
+        self.source = source.clone();
+        self.fleet = Fleet { node_capacities, ..fleet.clone() };
+        self.memory.begin(&self.fleet, packing);
+        let version = self.memory.index.version();
+        self.fitting.retain(|_, known| *known == version);
+    }
+
+    pub(super) fn has_room(&mut self, gang: &Gang) -> bool {
+        if self.fitting.contains_key(&gang.tasks) {
+            return true;
+        }
+        let fits = self.memory.find(gang).is_ok();
+        if fits {
+            self.fitting.insert(gang.tasks.clone(), self.memory.index.version());
+        }
+        fits
+    }
+}
+
+fn emptied(room: &NodeCapacity) -> Arc<NodeCapacity> {
+    let mut room = room.clone();
+    room.allocated.pods.retain(|_, allocation| allocation.owner.group().is_none());
+    Arc::new(room)
 }

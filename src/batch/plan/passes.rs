@@ -3,30 +3,32 @@
 //! The first group of a queue that waits for capacity is its head. The head's status counts the groups behind it that
 //! were admitted before it (`passed`). Once these are as many as the queue's `maxPasses`, its capacity is kept for it: no
 //! group behind it is placed on a node that one of its members could use, and no elastic group of the queue grows.
-//! If it waits for the queue's quota, no group behind it is admitted at all. A head that would not fit even if all
-//! groups had ended is skipped: it would hold up its queue for nothing.
+//! If it waits for the queue's quota, no group behind it is admitted at all. A group that would not fit even if all
+//! groups had ended is no head: it would hold up its queue for nothing.
+//!
+//! Groups of other queues may take what is kept. From the first that does, it is kept for the head's
+//! `scheduleTimeoutSeconds`; then it is released, and counted anew. Otherwise a queue could stand still for ever.
 
 use std::collections::BTreeSet;
 
 use super::{Candidate, Message, Pass, Why};
-use crate::batch::placing::{PlacementChange, gang};
-use crate::placement::capacity::{
-    Decision, Fleet, FleetIndex, Gang, GangPlacement, NodeCapacity, place,
-};
+use crate::batch::placing::{PlacementChange, VersionedStatus, gang};
+use crate::placement::capacity::{Fleet, Gang, GangPlacement, NodeCapacity};
+use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{NodeName, QueueName};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::pod_group::status::PodGroupReason;
 
-/// Placements beside a head's nodes that one pass tries per queue. Each compares all nodes.
-const MOST_TRIES: usize = 50;
-
 /// The first group of a queue that waits for capacity.
 pub(super) struct Head<'a> {
     candidate: Candidate<'a>,
-    reason: PodGroupReason,
+    /// The queue whose quota it waits for, its own or one above; `None`: it waits for nodes.
+    full: Option<QueueName>,
     /// Groups that went before it, those of this pass included.
     passed: u32,
-    /// Whether `passed` has grown in this pass.
+    /// When what is kept for it is released; `None`: no group of another queue has taken of it.
+    kept_until: Option<Timestamp>,
+    /// Whether `passed` or `kept_until` has changed in this pass.
     is_changed: bool,
     kept: Option<Kept>,
 }
@@ -35,7 +37,6 @@ pub(super) struct Head<'a> {
 struct Kept {
     /// Nodes that one of its members could use.
     nodes: BTreeSet<NodeName>,
-    tries: usize,
 }
 
 impl<'a> Pass<'a, '_> {
@@ -47,16 +48,43 @@ impl<'a> Pass<'a, '_> {
     pub(super) fn note_head(&mut self, c: &Candidate<'a>, reason: PodGroupReason) {
         let waits_for_capacity =
             matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::QueueFull);
-        if !waits_for_capacity || self.heads.contains_key(&c.queue) {
+        if !waits_for_capacity || self.heads.contains_key(&c.queue) || !self.fits_empty_nodes(c) {
             return;
         }
-        let passed = c.known.map_or(0, |known| known.value.passed);
-        let mut head = Head { candidate: c.clone(), reason, passed, is_changed: false, kept: None };
-        if passed >= self.max_passes(&c.queue) {
-            let Some(kept) = self.keep_for(&head) else { return };
-            head.kept = Some(kept);
+        let of = |known: &VersionedStatus| (known.value.passed, known.value.kept_until);
+        let (mut passed, mut kept_until) = c.known.map_or((0, None), of);
+        let is_over = kept_until.is_some_and(|until| until <= self.seen.now);
+        if is_over {
+            (passed, kept_until) = (0, None);
+        }
+        let full = self.full_queue(c);
+        let candidate = c.clone();
+        let mut head =
+            Head { candidate, full, passed, kept_until, is_changed: is_over, kept: None };
+        if passed >= self.max_passes(&c.queue) && !is_over {
+            head.kept = Some(self.keep_for(&head));
+            kept_until.into_iter().for_each(|until| self.due(until));
         }
         self.heads.insert(c.queue.clone(), head);
+    }
+
+    /// Whether a group would fit if all groups had ended.
+    fn fits_empty_nodes(&mut self, c: &Candidate<'a>) -> bool {
+        let spec = &c.record.spec;
+        let gang = gang(c.id, spec, &spec.least_to_place(), self.seen.spec);
+        let emptied = self.memory.emptied(self.seen.fleet);
+        emptied.has_room(&gang) && Self::has_min_resources(c, &emptied.fleet)
+    }
+
+    /// The queue whose quota a group waits for; `None`: it waits for nodes.
+    fn full_queue(&self, c: &Candidate<'a>) -> Option<QueueName> {
+        let spec = &c.record.spec;
+        let charge = spec.charge(&spec.least_to_place());
+        let too_much = [&spec.min_resources, &charge]
+            .into_iter()
+            .filter(|wanted| !wanted.is_zero())
+            .find_map(|wanted| self.seen.queues.fits(&self.plan.usage, &c.queue, wanted).err());
+        too_much.map(|too_much| too_much.queue)
     }
 
     /// Counts an admission before the head of the queue.
@@ -70,7 +98,7 @@ impl<'a> Pass<'a, '_> {
         if head.passed == most
             && let Some(mut head) = self.heads.remove(&admitted.queue)
         {
-            head.kept = self.keep_for(&head);
+            head.kept = Some(self.keep_for(&head));
             self.heads.insert(admitted.queue.clone(), head);
         }
     }
@@ -90,22 +118,14 @@ impl<'a> Pass<'a, '_> {
         self.heads.get(queue).is_some_and(|head| head.kept.is_some())
     }
 
-    /// What is kept for a head. `None`: it would not fit even if all groups had ended.
-    fn keep_for(&mut self, head: &Head<'a>) -> Option<Kept> {
+    /// What is kept for a head: nodes, or its queue's quota.
+    fn keep_for(&mut self, head: &Head<'a>) -> Kept {
         let Candidate { id, queue, record, .. } = &head.candidate;
         let spec = &record.spec;
         let gang = gang(id, spec, &spec.least_to_place(), self.seen.spec);
-        let emptied = self.emptied.take().unwrap_or_else(|| {
-            let fleet = self.without_groups();
-            let index = FleetIndex::of(&fleet);
-            (fleet, index)
-        });
-        let (fleet, index) = self.emptied.insert(emptied);
-        if index.find(&gang).is_none() || !Self::has_min_resources(&head.candidate, fleet) {
-            return None;
-        }
+        let fleet = &self.memory.emptied(self.seen.fleet).fleet;
         let mut nodes = BTreeSet::new();
-        if head.reason == PodGroupReason::InsufficientCapacity {
+        if head.full.is_none() {
             let usable = fleet.node_capacities.iter().filter(|(node, room)| {
                 // `minResources` are of all nodes together.
                 let wanted = !spec.min_resources.is_zero() || could_use(&gang, fleet, node, room);
@@ -117,52 +137,25 @@ impl<'a> Pass<'a, '_> {
         if nodes.is_empty() || !fleet.labels.nodes.keys().any(is_other) {
             self.blocked_by.insert(queue.clone(), (*id).clone());
         }
-        Some(Kept { nodes, tries: 0 })
+        Kept { nodes }
     }
 
-    /// The nodes without what is allocated to groups.
-    fn without_groups(&self) -> Fleet {
-        let of_others = |room: &NodeCapacity| {
-            let mut room = room.clone();
-            room.allocated.pods.retain(|_, allocation| allocation.owner.group().is_none());
-            room
-        };
-        let rooms = self.memory.index.node_capacities().iter();
-        let node_capacities =
-            rooms.map(|(node, room)| (node.clone(), of_others(room).into())).collect();
-        Fleet { node_capacities, ..self.seen.fleet.clone() }
-    }
-
-    /// The placement `found` of a group behind a head; if it uses nodes that are kept, one on other nodes.
-    ///
-    /// # Errors
-    /// Only nodes that are kept have room.
-    pub(super) fn beside_head(
+    /// Placement of a group behind a head, on nodes that are not kept; `None`: none are kept. What a pass tries counts as
+    /// steps, and is remembered until the nodes change: the next pass goes on behind it.
+    pub(super) fn find_beside_head(
         &mut self,
         c: &Candidate<'a>,
         gang: &Gang,
-        found: GangPlacement,
-    ) -> Result<GangPlacement, Why> {
-        let Some(head) = self.heads.get_mut(&c.queue).filter(|_| !c.admitted) else {
-            return Ok(found);
-        };
-        let Some(kept) = head.kept.as_mut() else { return Ok(found) };
-        if kept.is_free_of(&found) {
-            return Ok(found);
-        }
-        if kept.tries < MOST_TRIES {
-            kept.tries += 1;
-            let node_capacities = self.memory.index.node_capacities().clone();
-            let mut fleet = Fleet { node_capacities, ..self.seen.fleet.clone() };
-            fleet.unfit.extend(kept.nodes.iter().cloned());
-            if let Decision::Bind(other) = place(gang, &fleet) {
-                return Ok(other);
-            }
-        }
-        Err(self.goes_first(&c.queue))
+    ) -> Option<Result<GangPlacement, Why>> {
+        let kept = self.heads.get(&c.queue).filter(|_| !c.admitted)?.kept.as_ref()?;
+        let found = self.memory.find_beside(&c.queue, &kept.nodes, gang);
+        Some(found.map_err(|reason| match reason {
+            Some(reason) => (reason, Message::DoesNotFit(gang.clone())),
+            None => self.goes_first(&c.queue),
+        }))
     }
 
-    /// [`Pass::beside_head`], without a search.
+    /// Refuses a placement of a group behind a head that uses nodes that are kept.
     ///
     /// # Errors
     /// It uses nodes that are kept.
@@ -192,15 +185,37 @@ impl<'a> Pass<'a, '_> {
         ))
     }
 
-    /// Writes the counts of this pass into the heads' statuses, before the admissions that they count.
+    /// Whether a group of another queue was placed in this pass with what is kept for a head.
+    fn has_lost(&self, head: &Head<'a>) -> bool {
+        let Some(kept) = &head.kept else { return false };
+        let chain = |queue| self.seen.queues.0.get(queue).map_or(&[][..], |queue| &queue.chain);
+        self.bound.iter().filter(|(queue, _)| *queue != head.candidate.queue).any(
+            |(queue, nodes)| match &head.full {
+                Some(full) => chain(queue).contains(full),
+                None => !nodes.is_disjoint(&kept.nodes),
+            },
+        )
+    }
+
+    /// Writes the counts of this pass into the heads' statuses, before the admissions that they count. What is kept in
+    /// vain, because other queues take it, is kept until the head's time-out.
     pub(super) fn write_passes(&mut self) {
+        let mut heads = std::mem::take(&mut self.heads);
+        for head in heads.values_mut().filter(|head| head.kept_until.is_none()) {
+            if self.has_lost(head) {
+                let until = self.timeout(&head.candidate.record.spec);
+                (head.kept_until, head.is_changed) = (Some(until), true);
+                self.due(until);
+            }
+        }
+        self.heads = heads;
         for head in self.heads.values().filter(|head| head.is_changed) {
             let c = &head.candidate;
             let messages = &mut self.plan.message_changes;
             let said = messages.iter().position(|change| change.id == *c.id);
             let said = said.and_then(|at| messages.remove(at).after);
             let mut after = said.unwrap_or_else(|| c.status());
-            after.passed = head.passed;
+            (after.passed, after.kept_until) = (head.passed, head.kept_until);
             self.plan.changes.insert(0, PlacementChange::of_status(c.id, c.known, after));
         }
     }

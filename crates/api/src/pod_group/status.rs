@@ -173,6 +173,9 @@ pub struct PodGroupStatus {
     /// queue's `maxPasses`.
     #[serde(skip_serializing_if = "is_zero_count")]
     pub passed: u32,
+    /// When what is kept for it is released, since groups of other queues have taken of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_until: Option<Timestamp>,
     /// Earliest admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,

@@ -128,3 +128,24 @@ fn many_ended_members_are_released_in_parts() {
     assert_eq!(sched.placed("a"), [14, 15]);
     assert_eq!(sched.status("a").charged, "cpu=2,pods=2".parse().unwrap());
 }
+
+/// One task shrinks, and another grows so much that its placement cannot be stored.
+#[test]
+fn surplus_is_released_though_the_record_has_grown_too_large() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    let task = |name: &str, replicas: u32, cpu: &str| json!({"name": name, "replicas": replicas, "resources": {"cpu": cpu}});
+    sched.group("a", json!({"minMember": 1, "tasks": [task("v", 1, "1"), task("w", 3, "1")]}));
+    sched.run();
+    assert_eq!(sched.nodes("a").len(), 4);
+    sched.bounds.bytes = 2_000;
+    sched.group("a", json!({"minMember": 1, "tasks": [task("v", 9_000, "1"), task("w", 1, "1")]}));
+    sched.run();
+    assert_eq!(sched.nodes("a").len(), 2);
+    assert_eq!(sched.status("a").charged, "cpu=2,pods=2".parse().unwrap());
+    let status = sched.status("a");
+    assert_eq!(status.reason, PodGroupReason::InvalidRecord);
+    assert!(status.phase.is_admitted() && status.message.contains("lower replicas"), "{status:?}");
+    sched.group("a", json!({"minMember": 1, "tasks": [task("v", 2, "1"), task("w", 1, "1")]}));
+    sched.run();
+    assert_eq!((sched.status("a").reason, sched.nodes("a").len()), (PodGroupReason::AsDesired, 3));
+}

@@ -95,7 +95,120 @@ fn nothing_is_kept_for_a_group_that_never_fits() {
     sched.groups.remove(&id("large"));
     sched.run();
     assert!(["last", "a", "b"].iter().all(|name| is_admitted(&sched, name)));
-    assert_eq!(sched.status("never").passed, 1);
+    assert_eq!(sched.status("never").passed, 0);
+}
+
+#[test]
+fn group_that_never_fits_does_not_delay_the_count_of_the_next() {
+    let mut sched = TestScheduler::new(&[NODE, NODE]);
+    sched.queue("default", json!({"maxPasses": 1}));
+    sched.group("first", json!({"tasks": workers(1, "4")}));
+    sched.run();
+    sched.group("never", json!({"tasks": workers(3, "4")}));
+    sched.group("large", json!({"tasks": workers(2, "4")}));
+    assert_eq!(submit(&mut sched, &["a", "b"]), 1);
+    assert_eq!((sched.status("never").passed, sched.status("large").passed), (0, 1));
+}
+
+/// A head waits for a node on which another queue places groups.
+fn head_whose_node_others_take() -> TestScheduler {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.queue("default", json!({"maxPasses": 1}));
+    sched.queue("other", json!({}));
+    sched.group("first", json!({"tasks": workers(1, "1"), "queue": "other"}));
+    sched.run();
+    sched.group("large", json!({"tasks": workers(1, "4"), "scheduleTimeoutSeconds": 60}));
+    assert_eq!(submit(&mut sched, &["a", "b"]), 1);
+    assert_eq!(sched.status("b").reason, PodGroupReason::BehindInQueue);
+    sched
+}
+
+#[test]
+fn capacity_that_other_queues_take_is_kept_for_the_timeout() {
+    let mut sched = head_whose_node_others_take();
+    sched.later(1_000_000);
+    sched.run();
+    assert!(!is_admitted(&sched, "b"), "nobody has taken what is kept: it waits for what runs");
+    sched.group("taker", json!({"tasks": workers(1, "1"), "queue": "other"}));
+    let plan = sched.run();
+    let until = sched.status("large").kept_until.unwrap();
+    assert_eq!(plan.next, Some(until));
+    sched.later(59);
+    sched.run();
+    assert!(is_admitted(&sched, "taker") && !is_admitted(&sched, "b"));
+    sched.later(1);
+    sched.run();
+    assert!(is_admitted(&sched, "b"));
+    assert_eq!((sched.status("large").passed, sched.status("large").kept_until), (1, None));
+    sched.group("c", json!({"tasks": workers(1, "1")}));
+    sched.run();
+    assert!(!is_admitted(&sched, "c"), "it is kept again");
+    for done in ["first", "taker", "a", "b"] {
+        sched.groups.remove(&id(done));
+    }
+    sched.run();
+    assert!(is_admitted(&sched, "large") && sched.status("large").kept_until.is_none());
+}
+
+#[test]
+fn quota_of_a_parent_that_siblings_take_is_kept_for_the_timeout() {
+    // Whether the queue's own quota is what the head waits for.
+    for own in [false, true] {
+        let mut sched = TestScheduler::new(&[NODE; 4]);
+        let limit = json!({"cpu": 4});
+        let (of_parent, of_queue) = if own { (json!({}), limit) } else { (limit, json!({})) };
+        sched.queue("top", json!({"capability": of_parent}));
+        sched.queue("a", json!({"parent": "top", "maxPasses": 0, "capability": of_queue}));
+        sched.queue("b", json!({"parent": "top"}));
+        sched.group("first", json!({"tasks": workers(1, "1"), "queue": "a"}));
+        sched.run();
+        sched.group("large", json!({"tasks": workers(1, "4"), "queue": "a"}));
+        sched.run();
+        sched.group("taker", json!({"tasks": workers(1, "1"), "queue": "b"}));
+        sched.run();
+        assert_eq!(sched.status("large").reason, PodGroupReason::QueueFull);
+        assert_eq!(sched.status("large").kept_until.is_some(), !own, "{own}");
+        sched.group("small", json!({"tasks": workers(1, "1"), "queue": "a"}));
+        sched.later(1_000_000);
+        sched.run();
+        assert_eq!(is_admitted(&sched, "small"), !own, "{own}");
+    }
+}
+
+/// What was tried and did not fit is not tried again, and what a pass tries ends it.
+#[test]
+fn searches_for_heads_count_as_steps_and_are_remembered() {
+    let make = |steps: usize| {
+        let mut sched = TestScheduler::new(&[NODE, NODE, "cpu=2", "cpu=2"]);
+        sched.bounds.steps = steps;
+        sched.queue("default", json!({"maxPasses": 0}));
+        sched.group(
+            "first",
+            json!({"tasks": [{"name": "w", "replicas": 1,
+            "resources": {"cpu": 1}, "nodeSelector": "n=0"}]}),
+        );
+        sched.run();
+        for n in 0..20 {
+            sched.group(&format!("never{n:02}"), json!({"tasks": workers(3 + n, "4")}));
+        }
+        sched.group("large", json!({"tasks": workers(2, "4")}));
+        for n in 0..10 {
+            sched.group(&format!("s{n}"), json!({"tasks": workers(1 + n % 3, "1")}));
+        }
+        sched
+    };
+    let (mut short, mut long) = (make(1), make(usize::MAX));
+    short.plan();
+    let first = short.memory.borrow().steps();
+    short.run();
+    long.run();
+    short.plan();
+    let again = short.memory.borrow().steps();
+    assert!(first > 0 && again == 0, "{first} and then {again}");
+    for id in long.groups.keys() {
+        let (short, long) = (&short.book[id].value, &long.book[id].value);
+        assert_eq!((short.phase, short.reason), (long.phase, long.reason), "{id}");
+    }
 }
 
 #[test]
