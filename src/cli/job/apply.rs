@@ -235,21 +235,18 @@ fn conflict(one: &WantedJob) -> Option<String> {
     if stored.pointer("/metadata/deletionTimestamp").is_some() {
         return Some(format!("{}: it is being deleted; wait until it is gone", one.id));
     }
-    if let Some(why) = queue_conflict(&one.id, &stored, &one.document) {
-        return Some(why);
+    if document::immutable_hash(&stored) == document::immutable_hash(&one.document) {
+        // A label may name the queue, too.
+        return queue_conflict(&one.id, &stored, &one.document);
     }
-    (document::immutable_hash(&stored) != document::immutable_hash(&one.document)).then(|| {
-        format!(
-            "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
-             (changed: {})",
-            one.id,
-            differences(&document::immutable(&stored), &document::immutable(&one.document))
-                .iter()
-                .map(|difference| difference.field.clone())
-                .collect::<Vec<_>>()
-                .join(", ")
-        )
-    })
+    let changed = differences(&document::immutable(&stored), &document::immutable(&one.document));
+    let changed: Vec<String> = changed.into_iter().map(|difference| difference.field).collect();
+    Some(format!(
+        "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
+         (changed: {})",
+        one.id,
+        changed.join(", ")
+    ))
 }
 
 fn row(one: &WantedJob) -> Row {

@@ -77,7 +77,7 @@ async fn list_tells_what_each_node_is_fit_for() {
     assert_eq!(
         *row(&list, "n2"),
         json!({
-            "name": "n2", "state": "ready", "draining": false, "drain_deadline": null, "pods": 0,
+            "name": "n2", "state": "ready", "draining": false, "drain_deadline": null, "pods": 0, "ended_pods": 0,
             "labels": {"role": "web"}, "address": "10.0.0.1", "agent_version": "1.2.3",
             "agent_session": held, "last_heard": null, "problem": null,
             "invalid": [],
