@@ -78,6 +78,13 @@ impl AgentModel {
                 self.set(at, key.as_str(), None, true);
             }
         }
+        // A pod whose intent was deleted just before, and that its agent still reported: the restore took the proof away.
+        let undecided: Vec<PodRef> =
+            self.statuses.keys().filter(|place| self.intended(place).is_none()).cloned().collect();
+        for place in undecided {
+            let lost = IntendedPod { manifest: None, by_restore: true };
+            self.intents.entry(place).or_default().push(at, lost);
+        }
         self.statuses.clear();
         self.realities.clear();
         for entry in tables.kv.list("") {
