@@ -19,7 +19,7 @@ impl SharedRead {
     /// Awaits `read`. Callers that arrive while one is under way share the next one, if it succeeds.
     ///
     /// # Errors
-    /// Of the read.
+    /// Those of `read`.
     pub async fn run(
         &self,
         read: impl Future<Output = Result<(), StoreError>>,

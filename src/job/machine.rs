@@ -102,7 +102,7 @@ pub struct JobFacts {
 /// Members to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// None.
+    /// No member.
     Nobody,
     /// The task or pod of the request.
     Target,

@@ -10,7 +10,7 @@ use reqwest::header::HeaderValue;
 
 use rcfarm_store::TtlService;
 
-/// Services by id.
+/// Services that this process registered, by id, each with the token that it was registered with.
 #[derive(Default)]
 pub(super) struct Registered(Mutex<BTreeMap<String, (TtlService, Option<HeaderValue>)>>);
 

@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What differs after a change of a file: inode, size, and time of the change in seconds and nanoseconds.
 type FileVersion = (u64, u64, i64, i64);
 
-/// The token to send.
+/// The ACL token of requests. A file of it is looked at again at most once per [`LOOK_EVERY`], and after a refusal.
 pub(super) struct RequestToken {
     file: Option<PathBuf>,
     state: Mutex<State>,
@@ -48,7 +48,7 @@ impl RequestToken {
         Ok(RequestToken { file, state: Mutex::new(state) })
     }
 
-    /// The token now.
+    /// The token for the next request.
     pub(super) fn current(&self) -> Option<HeaderValue> {
         let mut state = self.state();
         if let Some(file) = &self.file

@@ -263,8 +263,9 @@ mod tests {
             std::future::pending::<()>().await;
         };
         tokio::select! {
+            biased;
+            () = asked => unreachable!("the client never ends"),
             () = served => assert!(monotonic() - asked_at >= STALLED, "closed too early"),
-            () = asked => {}
         }
     }
 

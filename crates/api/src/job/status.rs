@@ -322,7 +322,7 @@ pub struct Delayed {
 /// A member whose last nodes went down soon after they were given it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarriedMember {
-    /// The member.
+    /// Its task and index.
     #[serde(flatten)]
     pub slot: Slot,
     /// Its nodes, and from when it may start again.

@@ -391,6 +391,7 @@ impl AgentLoop {
         self.pods.tasks.spawn(async move {
             loop {
                 tokio::select! {
+                    biased;
                     () = sleep(ids.jitter(COMPARE_EVERY, 0.2)) => {}
                     () = compare_later.notified() => sleep(LATE_WRITES).await,
                 }
