@@ -91,7 +91,7 @@ impl KnownPods {
     pub fn remove(&mut self, place: PodRef, slot: Slot, index: Index, caches: &JobCaches) {
         let intent = self.intent(&caches.nodes.intents.snapshot(), &place).map(|one| one.value);
         let mut removed = RemovedPod::new(slot, intent);
-        removed.note_real(&place, &caches.realities.snapshot().value);
+        removed.note_real(self.real(&caches.realities.snapshot(), &place));
         self.removed.insert(place.clone(), removed);
         caches.nodes.note_removed(&place);
         self.labels.wrote(place.clone(), None, index);
@@ -133,10 +133,39 @@ impl KnownPods {
         self.fresh.forget_shown(&caches.pod_states.snapshot());
         let realities = caches.realities.snapshot();
         self.fresh_reals.forget_shown(&realities);
-        self.removed.retain(|place, removed| {
-            removed.note_real(place, &realities.value);
-            removed.is_leaving(place, &realities.value, monotonic())
+        let mut removed = std::mem::take(&mut self.removed);
+        removed.retain(|place, removed| {
+            let real = self.real(&realities, place);
+            removed.note_real(real);
+            removed.is_leaving(real)
         });
+        self.removed = removed;
+    }
+
+    /// Removed pods whose `reality/` has to be read.
+    #[must_use]
+    pub fn unconfirmed(&self) -> Vec<PodRef> {
+        let now = monotonic();
+        let due = self.removed.iter().filter(|(_, removed)| removed.is_unconfirmed(now));
+        due.map(|(place, _)| place.clone()).collect()
+    }
+
+    /// Takes in what `reality/` of a removed pod shows: hash of its manifest and ModifyIndex.
+    pub fn read_removed(&mut self, place: PodRef, real: Option<(u64, Index)>) {
+        let Some(removed) = self.removed.get_mut(&place) else { return };
+        match real.filter(|(hash, _)| removed.is_real(Some(*hash))) {
+            Some((hash, index)) => {
+                removed.note_real(Some(hash));
+                self.fresh_reals.wrote(place, Some(hash), index);
+            }
+            None => drop(self.removed.remove(&place)),
+        }
+    }
+
+    /// Hash of the manifest that a node reports as real.
+    fn real(&self, realities: &Snapshot<Realities>, place: &PodRef) -> Option<u64> {
+        let shown = || Some(realities.value.places.value(place)?.hash);
+        self.fresh_reals.pending(realities, place).map_or_else(shown, Option::<&u64>::copied)
     }
 
     fn intent<'a>(
@@ -334,10 +363,10 @@ impl JobCaches {
         }
         self.add_others(id, uid, known, &mut pods);
         let heard = |node: &NodeName| self.nodes.readiness(node) != NodeReadiness::Down;
-        let now = monotonic();
         for (place, removed) in &known.removed {
             let is_known = realities.value.job_at(place).is_some();
-            if removed.is_leaving(place, &realities.value, now) && !is_known && heard(&place.node) {
+            let is_leaving = removed.is_leaving(known.real(&realities, place));
+            if is_leaving && !is_known && heard(&place.node) {
                 *pods.leaving.entry(removed.slot.clone()).or_default() += 1;
             }
         }

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Realities;
-use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::spec::Slot;
 use rcfarm_store::time::monotonic;
 
-/// A pod removed before its node reported it may still be starting there. It counts as leaving for this long.
+/// A pod removed before its node reported it may still be starting there. It counts as leaving for this long, and then
+/// until a read of its `reality/` shows that its node does not have it: the cache may lag.
 const UNSEEN: Duration = Duration::from_secs(2);
 
 /// A pod that the owner removed.
@@ -32,14 +31,15 @@ impl RemovedPod {
         RemovedPod { slot, at: monotonic(), intent, was_real: false }
     }
 
-    /// Notes whether its node has it.
-    pub fn note_real(&mut self, place: &PodRef, realities: &Realities) {
-        self.was_real |= self.is_real(place, realities);
+    /// Notes whether its node has it. `real`: hash of the manifest that the node reports.
+    pub fn note_real(&mut self, real: Option<u64>) {
+        self.was_real |= self.is_real(real);
     }
 
-    fn is_real(&self, place: &PodRef, realities: &Realities) -> bool {
-        let real = realities.places.value(place);
-        real.is_some_and(|real| Some(real.hash) == self.intent)
+    /// Whether this is its manifest.
+    #[must_use]
+    pub fn is_real(&self, real: Option<u64>) -> bool {
+        real.is_some() && real == self.intent
     }
 
     /// How long it may still be starting on a node that has not reported it. `None`: no longer.
@@ -49,9 +49,15 @@ impl RemovedPod {
         (!self.was_real && !left.is_zero()).then_some(left)
     }
 
-    /// Whether its node has it, or may have it.
+    /// Whether its `reality/` has to be read: its node had the time to report it, and the cache has not shown it.
     #[must_use]
-    pub fn is_leaving(&self, place: &PodRef, realities: &Realities, now: Instant) -> bool {
-        self.is_real(place, realities) || self.unseen(now).is_some()
+    pub fn is_unconfirmed(&self, now: Instant) -> bool {
+        !self.was_real && self.unseen(now).is_none()
+    }
+
+    /// Whether its node has it, or may have it. `real`: as for [`RemovedPod::note_real`].
+    #[must_use]
+    pub fn is_leaving(&self, real: Option<u64>) -> bool {
+        !self.was_real || self.is_real(real)
     }
 }

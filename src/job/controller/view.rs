@@ -19,6 +19,7 @@ use crate::job::waiting::why_waits;
 use crate::job::{document, writes};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::spec::{JobUid, Slot};
+use rcfarm_api::manifest::content_hash;
 use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase};
 use rcfarm_api::{FieldError, key};
 use rcfarm_store::{Index, Key, Query, StoreError, offload};
@@ -85,6 +86,7 @@ impl JobController {
             }
         };
         self.known.forget_shown(&self.caches);
+        self.confirm_removed().await?;
         let uid = JobUid(record.created);
         let group = self.observed_group(&decoded.read, uid)?;
         let spec = &decoded.read.spec;
@@ -115,6 +117,22 @@ impl JobController {
             commands,
             placed_at,
         }))
+    }
+
+    /// Reads whether nodes have pods that were removed before they were reported: the cache of `reality/` may lag.
+    async fn confirm_removed(&mut self) -> Result<(), StoreError> {
+        let reader = &self.ctx.reader;
+        let asked = self.known.unconfirmed().into_iter().map(|place| async move {
+            let key = key::reality(&place.node, &place.pod);
+            (place, reader.get(&key, Query::CONSISTENT).await)
+        });
+        let mut asked = stream::iter(asked).buffered(CONCURRENT_READS);
+        while let Some((place, answer)) = asked.next().await {
+            let real = answer?.value;
+            let real = real.map(|entry| (content_hash(&entry.value), entry.modify_index));
+            self.known.read_removed(place, real);
+        }
+        Ok(())
     }
 
     /// Reads each pod that the caches lack although this controller did not remove it, and fails if it is there. ACLs
