@@ -213,6 +213,7 @@ pub struct JobCaches {
     missing_records: Notify,
     doorbells: Mutex<JobDoorbells>,
     state_reads: SharedRead,
+    reality_reads: SharedRead,
 }
 
 impl JobCaches {
@@ -236,6 +237,7 @@ impl JobCaches {
             missing_records: Notify::new(),
             doorbells: Mutex::default(),
             state_reads: SharedRead::default(),
+            reality_reads: SharedRead::default(),
         })
     }
 
@@ -291,12 +293,14 @@ impl JobCaches {
         Ok(group.as_ref().map(decoded_group).unwrap_or_default())
     }
 
-    /// Reads pods and intents up to the present index.
+    /// Reads pods and intents up to the present index, then what nodes report as real: a pod whose removal was read is
+    /// shown as leaving for as long as its node has it.
     ///
     /// # Errors
     /// Any [`StoreError`].
     pub async fn catch_up(&self) -> Result<(), StoreError> {
-        self.nodes.catch_up().await
+        self.nodes.catch_up().await?;
+        self.reality_reads.run(async { self.realities.read_now().await.map(drop) }).await
     }
 
     /// Waits for the first read of each cache.
