@@ -252,6 +252,7 @@ impl JobController {
         if !self.caches.may_remove() {
             return Ok(Action::RequeueAfter(COLLECT_EVERY));
         }
+        self.confirm_removed().await?;
         let status = self.chain.status().clone();
         let pods = self.caches.pods_of(&self.id, status.uid, &self.known, None);
         let commands = self.commands();

@@ -85,7 +85,6 @@ impl JobController {
                 return Ok(None);
             }
         };
-        self.known.forget_shown(&self.caches);
         self.confirm_removed().await?;
         let uid = JobUid(record.created);
         let group = self.observed_group(&decoded.read, uid)?;
@@ -119,8 +118,10 @@ impl JobController {
         }))
     }
 
-    /// Reads whether nodes have pods that were removed before they were reported: the cache of `reality/` may lag.
-    async fn confirm_removed(&mut self) -> Result<(), StoreError> {
+    /// Forgets own writes that the caches show. Reads whether nodes have pods that were removed before they were
+    /// reported: the cache of `reality/` may lag.
+    pub(super) async fn confirm_removed(&mut self) -> Result<(), StoreError> {
+        self.known.forget_shown(&self.caches);
         let reader = &self.ctx.reader;
         let asked = self.known.unconfirmed().into_iter().map(|place| async move {
             let key = key::reality(&place.node, &place.pod);
