@@ -17,7 +17,7 @@
 //! | `controller` | start here: reads record and pods, plans, commits one transaction |
 //! | [`document`] | decodes and validates the user's document |
 //! | [`machine`] | state machine of the ten phases |
-//! | [`plan`](mod@plan), [`triggers`], [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
+//! | [`plan`](mod@plan), `advance`, [`triggers`], [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
 //! | `deletion` | deletion on request, or after the TTL |
@@ -30,6 +30,7 @@
 //! | [`kind`] | the kind `job`: prefixes, rights, subscriptions |
 
 pub mod adoption;
+mod advance;
 mod batched_start;
 pub mod caches;
 mod collect_orphans;

@@ -7,20 +7,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::adoption::{AdoptionVerdict, Reference, verdict};
+use super::advance::advance;
 use super::deletion::{expiry, finalize, is_over};
-use super::frameworks::{self, FrameworkOutcome, TaskCounts, total};
-use super::machine::{JobFacts, JobRequest, PhaseDecision, RetryBudget, Stop, step};
+use super::frameworks::{self, FrameworkOutcome, TaskCounts};
+use super::machine::{JobRequest, PhaseDecision};
 use super::members::{
-    FreePod, MemberPod, MemberRemoveReason, attempt_of, counts, dependencies_ready, ended,
+    FreePod, MemberPod, MemberRemoveReason, Sorted, attempt_of, counts, dependencies_ready, ended,
     failures, publish, remember, sort,
 };
-use super::triggers::{self, Trigger};
-use super::{batched_start, gang, transition, waiting};
+use super::triggers;
+use super::{batched_start, gang, waiting};
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::{CleanPods, JobSpec, JobUid, Slot};
+use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
 use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 
@@ -152,6 +153,31 @@ pub struct JobPlan {
 const TAKEN_EVERY: Duration = Duration::from_secs(2);
 
 impl JobPlan {
+    /// A plan that removes surplus pods and changes nothing else yet.
+    fn new(
+        seen: &JobObserved<'_>,
+        status: JobStatus,
+        surplus: &[(&MemberPod, MemberRemoveReason)],
+    ) -> JobPlan {
+        JobPlan {
+            status,
+            create: Vec::new(),
+            remove: surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
+            collect_orphans: seen.orphans > 0,
+            is_finalizing: false,
+            moves: BTreeMap::new(),
+            adopt: Vec::new(),
+            release: false,
+            ended: BTreeSet::new(),
+            // The group of an older job keeps its allocations: pods of that job may still run there.
+            group: if seen.group.is_foreign { GroupStep::Leave } else { GroupStep::Keep },
+            consume: None,
+            asked: None,
+            finished: false,
+            wake_at: None,
+        }
+    }
+
     pub(super) fn wake(&mut self, at: Option<Timestamp>) {
         self.wake_at = [self.wake_at, at].into_iter().flatten().min();
     }
@@ -163,29 +189,38 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     batched_start::reconcile_existing(&mut status, seen);
     let sorted = sort(seen.job, &status, seen.pods);
     status.recall();
-    let mut plan = JobPlan {
-        status,
-        create: Vec::new(),
-        remove: sorted.surplus.iter().map(|(pod, why)| ((*pod).clone(), *why)).collect(),
-        collect_orphans: seen.orphans > 0,
-        is_finalizing: false,
-        moves: BTreeMap::new(),
-        adopt: Vec::new(),
-        release: false,
-        ended: BTreeSet::new(),
-        // The group of an older job keeps its allocations: pods of that job may still run there.
-        group: if seen.group.is_foreign { GroupStep::Leave } else { GroupStep::Keep },
-        consume: None,
-        asked: None,
-        finished: false,
-        wake_at: None,
-    };
+    let mut plan = JobPlan::new(seen, status, &sorted.surplus);
     if is_over(seen, &mut plan) {
         return finalize(seen, plan);
     }
     if plan.status.immutable_hash != immutable_hash_text(seen.immutable_hash) {
         return freeze(plan);
     }
+    let (members, outcome) = take_step(seen, &mut plan, sorted);
+    adopt(seen, &mut plan);
+    start(seen, &mut plan, &members);
+    plan.ended = ended(seen.job, &plan.status, &members);
+    say_counts(seen, &mut plan, &members);
+    next_round(seen, &mut plan);
+    plan.moves = gang::moves(seen, &plan);
+    gang::place_again(seen, &mut plan, &members);
+    plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
+    forget_surplus(&mut plan);
+    plan.collect_orphans &= seen.may_remove;
+    waiting::say_waiting(seen, &mut plan, &members, &outcome);
+    delete_group(seen, &mut plan);
+    plan.status.keep_small();
+    alarms(seen, &mut plan);
+    plan
+}
+
+/// Finds the request to the job and takes one step of the state machine. Returns the members that stay, and the result
+/// of the framework's rules.
+fn take_step<'p>(
+    seen: &JobObserved<'_>,
+    plan: &mut JobPlan,
+    sorted: Sorted<'p>,
+) -> (BTreeMap<Slot, &'p MemberPod>, FrameworkOutcome) {
     plan.status.note_failures(failures(seen.pods, plan.status.version));
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
@@ -210,38 +245,27 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     if trigger.ask != JobRequest::Sync {
         plan.asked = Some((trigger.ask, trigger.reason));
     }
-    note_start(seen, &mut plan, &sorted.members);
-    let gone = advance(seen, &mut plan, &sorted.members, &before, &trigger, &outcome);
+    note_start(seen, plan, &sorted.members);
+    let gone = advance(seen, plan, &sorted.members, &before, &trigger, &outcome);
     let mut members = sorted.members;
     members.retain(|slot, _| !gone.contains(slot));
-    adopt(seen, &mut plan);
-    start(seen, &mut plan, &members);
-    plan.ended = ended(seen.job, &plan.status, &members);
-    say_counts(seen, &mut plan, &members);
-    next_round(seen, &mut plan);
-    plan.moves = gang::moves(seen, &plan);
-    gang::place_again(seen, &mut plan, &members);
-    plan.remove.truncate(if seen.may_remove { seen.room } else { 0 });
-    forget_surplus(&mut plan);
-    plan.collect_orphans &= seen.may_remove;
-    waiting::say_waiting(seen, &mut plan, &members, &outcome);
+    (members, outcome)
+}
+
+/// Deletes the PodGroup once no member needs a place.
+fn delete_group(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     let holds = seen.group.exists && plan.status.members.alive();
-    let wanted = matches!(
-        plan.status.state.phase,
-        JobPhase::Pending | JobPhase::Running | JobPhase::Restarting
-    );
+    let wanted = plan.status.state.phase.is_active();
     let older_gone = seen.orphans == 0 && !seen.older && seen.leaving.is_empty();
     // Without members it needs no place; scaled up, it gets a new group.
     let idle = seen.job.replicas() == 0
         && seen.pods.is_empty()
         && seen.leaving.is_empty()
         && plan.adopt.is_empty();
-    if if seen.group.is_foreign { older_gone } else { idle || !wanted && !holds } {
+    let is_unneeded = if seen.group.is_foreign { older_gone } else { idle || !wanted && !holds };
+    if is_unneeded {
         plan.group = GroupStep::Delete;
     }
-    plan.status.keep_small();
-    alarms(seen, &mut plan);
-    plan
 }
 
 /// Status of this job. The status of an older job of the name is replaced by a new one.
@@ -346,136 +370,6 @@ fn forget_surplus(plan: &mut JobPlan) {
     }
 }
 
-/// One step of the state machine. Returns the removed members.
-fn advance(
-    seen: &JobObserved<'_>,
-    plan: &mut JobPlan,
-    members: &BTreeMap<Slot, &MemberPod>,
-    before: &TaskCounts<'_>,
-    trigger: &Trigger,
-    outcome: &FrameworkOutcome,
-) -> BTreeSet<Slot> {
-    let job = seen.job;
-    let phase = plan.status.state.phase;
-    let all = total(before);
-    let out = all.terminating + u32::try_from(plan.remove.len()).unwrap_or(u32::MAX);
-    let budget = match trigger.by_person || trigger.by_member {
-        true => RetryBudget::Free,
-        false if plan.status.retry_count < job.max_retry => RetryBudget::Left,
-        // The limit does not stop a restart in progress, unless it was lowered meanwhile.
-        false if phase == JobPhase::Restarting && plan.status.retry_count == job.max_retry => {
-            RetryBudget::Left
-        }
-        false => RetryBudget::Spent,
-    };
-    let facts = JobFacts {
-        verdict: outcome.verdict,
-        alive: all.alive() || out > 0,
-        cleared: job.replicas().saturating_sub(out) >= job.min_available,
-        budget,
-    };
-    let step = step(phase, trigger.ask, facts);
-    let gone: BTreeSet<Slot> = members
-        .iter()
-        .filter(|(slot, pod)| is_stopped(step.stop, job, trigger, slot, pod))
-        .map(|(slot, _)| slot.clone())
-        .collect();
-    let why = if step.to == JobPhase::Restarting {
-        MemberRemoveReason::Restart
-    } else {
-        MemberRemoveReason::Stop
-    };
-    plan.remove.extend(gone.iter().map(|slot| (members[slot].clone(), why)));
-    for slot in &gone {
-        let memory = plan.status.memory(&slot.task);
-        memory.started.remove(slot.index);
-        memory.handled.remove(slot.index);
-        memory.completed = false;
-        *memory.attempts.entry(slot.index).or_default() += 1;
-    }
-    if step.counts {
-        plan.status.retry_count += 1;
-    }
-    if step.to == JobPhase::Restarting && matches!(trigger.ask, JobRequest::Do(_)) {
-        after_restart(seen, plan, step.stop, trigger);
-    }
-    if trigger.is_of_the_whole() {
-        plan.status.delayed.clear();
-    }
-    let is_stopped = matches!(step.to, JobPhase::Aborting | JobPhase::Aborted);
-    plan.status.suspended =
-        is_stopped && (plan.status.suspended || trigger.ask == JobRequest::Suspend);
-    if step.to != phase {
-        let (reason, message) = transition::cause(seen, plan, members, trigger, outcome, step.to);
-        plan.status.enter(step.to, job.framework.kind(), reason, message, seen.now);
-        match step.to {
-            JobPhase::Running if plan.status.start_time.is_none() => {
-                plan.status.start_time = Some(seen.now);
-            }
-            // The deadline starts anew on resume (`kubeflow.md` §4.4).
-            JobPhase::Restarting if matches!(phase, JobPhase::Aborted | JobPhase::Aborting) => {
-                plan.status.start_time = None;
-            }
-            _ => {}
-        }
-    }
-    gone
-}
-
-fn is_stopped(stop: Stop, job: &JobSpec, trigger: &Trigger, slot: &Slot, pod: &MemberPod) -> bool {
-    match stop {
-        Stop::Nobody => false,
-        Stop::All => true,
-        Stop::Unfinished => !pod.phase.has_ended(),
-        Stop::Target => trigger.targets.contains(slot),
-        Stop::ByPolicy => match job.clean_pods {
-            CleanPods::None => false,
-            CleanPods::Running => !pod.phase.has_ended(),
-            CleanPods::All => true,
-        },
-    }
-}
-
-/// A restart of the whole job begins a new attempt. After a failure it waits for the restart delay.
-fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger: &Trigger) {
-    let status = &mut plan.status;
-    if trigger.by_person {
-        status.carried.clear();
-    }
-    let delay = seen.job.restart_delay;
-    let at = |pause| seen.now.checked_add(pause).unwrap_or(Timestamp::MAX);
-    if stop == Stop::All {
-        status.version = status.version.saturating_add(1);
-        status.delayed.clear();
-        for memory in status.tasks.values_mut() {
-            memory.started = Default::default();
-            memory.handled = Default::default();
-            memory.completed = false;
-            memory.not_before.clear();
-        }
-        let restarts = match seen.job.restarts_gang {
-            true => triggers::failures(status),
-            false => status.retry_count,
-        };
-        status.not_before = (!trigger.by_person).then(|| at(delay.before(restarts)));
-        return;
-    }
-    status
-        .delayed
-        .retain(|delayed| delayed.slot.as_ref().is_none_or(|slot| !trigger.targets.contains(slot)));
-    for slot in &trigger.targets {
-        let memory = status.memory(&slot.task);
-        if trigger.by_person {
-            memory.not_before.remove(&slot.index);
-            memory.failed.remove(&slot.index);
-            continue;
-        }
-        let failed = memory.failed.entry(slot.index).or_default();
-        *failed = failed.saturating_add(1);
-        memory.not_before.insert(slot.index, at(delay.before(*failed)));
-    }
-}
-
 /// Whether a pod without a uid becomes a member.
 fn adopts(seen: &JobObserved<'_>, pod: &FreePod) -> bool {
     let verdict = verdict(Reference::Nobody, true, seen.job.deleting, !pod.is_intended);
@@ -501,26 +395,32 @@ fn adopt(seen: &JobObserved<'_>, plan: &mut JobPlan) {
     }
 }
 
-/// Starts bound members whose pauses and dependencies are over.
-fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &MemberPod>) {
-    let Some(places) = &seen.group.places else { return };
+/// Nodes of the members that may start now: the job starts members, its pause is over, and enough members have a node.
+fn startable<'s>(
+    seen: &'s JobObserved<'_>,
+    plan: &mut JobPlan,
+    members: &BTreeMap<Slot, &MemberPod>,
+) -> Option<&'s BTreeMap<Slot, NodeName>> {
+    let places = seen.group.places.as_ref()?;
     let starts = plan.status.state.phase.starts_members() && !seen.job.suspend;
     if !starts || waits_for_old(seen, plan) {
-        return;
+        return None;
     }
-    let is_early = |at: Timestamp| at > seen.now;
-    if plan.status.not_before.is_some_and(is_early) {
-        return;
+    if plan.status.not_before.is_some_and(|at| at > seen.now) {
+        return None;
     }
     plan.status.not_before = None;
     let meets = frameworks::of(seen.job.framework).meets_at(seen.job);
-    if meets.iter().any(|slot| !places.contains_key(slot) && !members.contains_key(slot)) {
-        return;
-    }
-    if waiting::misses_places(seen, &plan.status, places, members) || gang::is_short(seen, members)
-    {
-        return;
-    }
+    let is_homeless = |slot| !places.contains_key(slot) && !members.contains_key(slot);
+    let lacks_places = meets.iter().any(is_homeless)
+        || waiting::misses_places(seen, &plan.status, places, members)
+        || gang::is_short(seen, members);
+    (!lacks_places).then_some(places)
+}
+
+/// Starts bound members whose pauses and dependencies are over.
+fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &MemberPod>) {
+    let Some(places) = startable(seen, plan, members) else { return };
     let going = plan.remove.iter().map(|(pod, _)| &pod.slot);
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
@@ -539,7 +439,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
                 continue;
             }
             let memory = plan.status.memory(&task.name);
-            if memory.not_before.get(&index).copied().is_some_and(is_early) {
+            if memory.not_before.get(&index).is_some_and(|at| *at > seen.now) {
                 continue;
             }
             let (Some(node), false) = (places.get(&slot), members.contains_key(&slot)) else {

@@ -58,6 +58,12 @@ impl JobPhase {
     pub fn starts_members(self) -> bool {
         matches!(self, JobPhase::Pending | JobPhase::Running)
     }
+
+    /// Whether the job runs, or will without a further request.
+    #[must_use]
+    pub fn is_active(self) -> bool {
+        self.starts_members() || self == JobPhase::Restarting
+    }
 }
 
 displays_as_variant!(JobPhase);
