@@ -36,6 +36,10 @@ pub(super) fn advance(
     let is_stopped = matches!(step.to, JobPhase::Aborting | JobPhase::Aborted);
     plan.status.suspended =
         is_stopped && (plan.status.suspended || trigger.ask == JobRequest::Suspend);
+    if !step.to.is_active() || step.stop == Stop::All {
+        // Lost members begin anew with the others, or not at all.
+        plan.status.tasks.values_mut().for_each(|memory| memory.evicted = Default::default());
+    }
     if step.to != phase {
         let why = transition::cause(seen, plan, members, trigger, outcome, step.to);
         enter(seen, plan, step.to, why);

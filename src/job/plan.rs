@@ -21,8 +21,10 @@ use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName};
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
-use rcfarm_api::job::status::{JobConditionType, JobReason, JobStatus, PodPhase, set_condition};
+use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
+use rcfarm_api::job::status::{
+    JobConditionType, JobReason, JobStatus, PodPhase, Slots, set_condition,
+};
 use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 
 /// The job's PodGroup.
@@ -322,7 +324,7 @@ fn note_start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slo
     }
 }
 
-/// Started members without a pod that this controller did not remove.
+/// Notes started members without a pod that this controller did not remove. Returns all whose loss is not answered yet.
 fn note_lost(
     status: &mut JobStatus,
     seen: &JobObserved<'_>,
@@ -330,6 +332,7 @@ fn note_lost(
     members: &BTreeMap<Slot, &MemberPod>,
 ) -> Vec<Slot> {
     let mut lost = Vec::new();
+    let is_active = status.state.phase.is_active();
     let other_attempt = |slot: &Slot| {
         surplus.iter().any(|(pod, why)| pod.slot == *slot && *why != MemberRemoveReason::Lost)
     };
@@ -346,6 +349,9 @@ fn note_lost(
             }
             memory.forget(index);
             if index < task.replicas {
+                if is_active {
+                    memory.evicted.insert(index);
+                }
                 lost.push(slot);
             }
         }
@@ -356,7 +362,13 @@ fn note_lost(
             status.note_carried(slot, &pod.place.node, seen.now);
         }
     }
-    lost
+    let unanswered = |task: &JobTask| {
+        let evicted = status.tasks.get(&task.name).map(|memory| &memory.evicted);
+        let indexes = evicted.into_iter().flat_map(Slots::iter);
+        let slots = indexes.filter(|index| *index < task.replicas);
+        slots.map(|index| Slot::new(&task.name, index)).collect::<Vec<_>>()
+    };
+    seen.job.tasks.iter().flat_map(unanswered).collect()
 }
 
 /// Forgets removed members beyond `replicas`: if the job grows again, they are new attempts.
@@ -439,7 +451,8 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
                 continue;
             }
             let memory = plan.status.memory(&task.name);
-            if memory.not_before.get(&index).is_some_and(|at| *at > seen.now) {
+            let is_paused = memory.not_before.get(&index).is_some_and(|at| *at > seen.now);
+            if is_paused || memory.evicted.contains(index) {
                 continue;
             }
             let (Some(node), false) = (places.get(&slot), members.contains_key(&slot)) else {

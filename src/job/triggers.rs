@@ -56,7 +56,7 @@ pub struct TriggerInput<'a> {
     /// CreateIndex of the record.
     pub uid: JobUid,
     pub members: &'a BTreeMap<Slot, &'a MemberPod>,
-    /// Members whose pods were lost since the last plan.
+    /// Members whose pods were lost, and whose loss was not answered yet.
     pub lost: &'a [Slot],
     /// Commands not yet executed, oldest first.
     pub commands: &'a [Pending],
@@ -239,7 +239,7 @@ fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger
             && status.delayed.len() >= MOST_DELAYED
         {
             match event {
-                // Lost members are found only once.
+                // It does not start before it is answered.
                 PolicyEvent::PodEvicted => said = PolicyDecision::Now(action),
                 // Found again by the next plan.
                 _ => continue,
@@ -264,6 +264,9 @@ fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger
                 let mut trigger =
                     Trigger::new(JobRequest::Do(action), JobReason::PolicyAction, message);
                 trigger.targets = targets(seen.job, action, slot.as_ref().or(any.as_ref()));
+                if event == PolicyEvent::PodEvicted {
+                    note_answered(seen, status, action, slot.as_ref());
+                }
                 return Some(trigger);
             }
             PolicyDecision::Later(action, pause) => {
@@ -272,6 +275,24 @@ fn happenings(seen: &TriggerInput<'_>, status: &mut JobStatus) -> Option<Trigger
         }
     }
     None
+}
+
+/// One restart answers all losses for which it is asked: a node may have had several members.
+fn note_answered(
+    seen: &TriggerInput<'_>,
+    status: &mut JobStatus,
+    action: CommandAction,
+    first: Option<&Slot>,
+) {
+    for slot in seen.lost {
+        let is_same_task = first.is_some_and(|first| first.task == slot.task);
+        let event = happening(PolicyEvent::PodEvicted, &slot.task, None);
+        let is_asked =
+            matches!(answer(seen.job, &event), PolicyDecision::Now(other) if other == action);
+        if is_asked && (is_same_task || action == CommandAction::RestartPod) {
+            status.memory(&slot.task).evicted.remove(slot.index);
+        }
+    }
 }
 
 fn put_off(
@@ -291,14 +312,13 @@ fn put_off(
     status.delayed.push(Delayed { action, event, due, slot, version });
 }
 
+fn happening(event: PolicyEvent, task: &str, exit_code: Option<i32>) -> JobEvent {
+    JobEvent { event: Some(event), exit_code, task: Some(task.to_owned()) }
+}
+
 /// Events not handled yet, in a fixed order.
 fn found(seen: &TriggerInput<'_>, status: &JobStatus) -> Vec<(Option<Slot>, JobEvent)> {
     let mut all = Vec::new();
-    let happening = |event, task: &str, exit_code| JobEvent {
-        event: Some(event),
-        exit_code,
-        task: Some(task.to_owned()),
-    };
     let memory = |task: &str| status.tasks.get(task);
     for task in &seen.job.tasks {
         let name = task.name.as_str();
@@ -341,6 +361,9 @@ fn note(status: &mut JobStatus, slot: Option<&Slot>, task: Option<&str>, event: 
         (PolicyEvent::PodFailed, Some(slot), _) => {
             status.memory(&slot.task).handled.insert(slot.index);
         }
+        (PolicyEvent::PodEvicted, Some(slot), _) => {
+            status.memory(&slot.task).evicted.remove(slot.index);
+        }
         (PolicyEvent::TaskCompleted, _, Some(task)) => status.memory(task).completed = true,
         (PolicyEvent::Unknown, ..) => status.group_unknown = true,
         _ => {}
@@ -352,8 +375,8 @@ pub(super) fn ending(slot: &Slot, pod: &MemberPod) -> String {
     format!("{slot} ended with {}", pod.why_failed())
 }
 
-/// A lost member is found only once. Where the gang restarts together, a command that restarts one pod, or does nothing,
-/// becomes a restart of all.
+/// Where the gang restarts together and a member was lost, a command that restarts one pod, or does nothing, becomes a
+/// restart of all.
 fn with_the_gang(seen: &TriggerInput<'_>, status: &JobStatus, mut trigger: Trigger) -> Trigger {
     use CommandAction::{RestartPod, RestartTask};
     let is_partial =

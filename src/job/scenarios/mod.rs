@@ -3,6 +3,7 @@
 mod carried;
 mod deletion;
 mod ends;
+mod evicted;
 mod facts;
 mod gang_restart;
 mod kubeflow;

@@ -21,6 +21,9 @@ pub struct TaskMemory {
     /// Members whose end was handled.
     #[serde(skip_serializing_if = "Slots::is_empty")]
     pub handled: Slots,
+    /// Members whose pods were lost, until `PodEvicted` is answered: a command may have come first.
+    #[serde(skip_serializing_if = "Slots::is_empty")]
+    pub evicted: Slots,
     /// Whether its completion was handled.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub completed: bool,
