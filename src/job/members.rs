@@ -7,7 +7,7 @@ use super::frameworks::{AfterFailure, TaskCount, TaskCounts, after_failure, tota
 use super::pod_status::PodFailure;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
+use rcfarm_api::job::spec::{JobSpec, JobTask, Restart, Slot};
 use rcfarm_api::job::status::{JobMembers, JobStatus, MOST_FAILURES, MemberFailure, PodPhase};
 use rcfarm_api::{Index, Timestamp};
 
@@ -48,7 +48,8 @@ impl MemberPod {
     #[must_use]
     pub fn why_failed(&self) -> String {
         let reason = self.failure.as_ref().and_then(|failure| failure.reason);
-        match (self.exit_code, reason) {
+        let of_last_run = self.failure.as_ref().and_then(|failure| failure.exit_code);
+        match (self.exit_code.or(of_last_run), reason) {
             (Some(code), Some(reason)) => format!("exit code {code} ({reason}: {})", self.message),
             (Some(code), None) => format!("exit code {code}"),
             (None, _) if self.message.is_empty() => "an unknown exit code".to_owned(),
@@ -269,22 +270,31 @@ pub fn ready_members(task: &JobTask, members: &BTreeMap<Slot, &MemberPod>) -> us
     own.filter(|(_, pod)| is_ready(pod)).count()
 }
 
-/// Restarts by node agents that count towards `backoffLimit` (`kubeflow.md` §1.7): of running members whose restart
-/// policy is not `Never`.
-#[must_use]
-pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) -> u32 {
-    let counted = members.values().filter(|pod| {
+/// Members that node agents restart and whose restarts count towards `backoffLimit` (`kubeflow.md` §1.7): running ones
+/// whose restart policy is not `Never`.
+fn restarted_in_place<'m>(
+    job: &JobSpec,
+    members: &'m BTreeMap<Slot, &MemberPod>,
+) -> impl Iterator<Item = &'m MemberPod> {
+    members.values().copied().filter(|pod| {
         let task = job.task(&pod.slot.task);
-        pod.phase == PodPhase::Running
-            && task.is_some_and(|task| task.restart != rcfarm_api::job::spec::Restart::Never)
-    });
-    counted.map(|pod| pod.restarts).fold(0, u32::saturating_add)
+        pod.phase == PodPhase::Running && task.is_some_and(|task| task.restart != Restart::Never)
+    })
 }
 
-/// Whether `backoffLimit` is reached. With a limit of 0 the first restart exceeds it.
+/// Restarts by node agents that count towards `backoffLimit`.
 #[must_use]
-pub fn past_backoff_limit(limit: u32, restarts: u32) -> bool {
-    if limit == 0 { restarts > 0 } else { restarts >= limit }
+pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) -> u32 {
+    restarted_in_place(job, members).map(|pod| pod.restarts).fold(0, u32::saturating_add)
+}
+
+/// Members that have failed and that their agents are about to restart.
+#[must_use]
+pub fn due_in_place<'m>(
+    job: &JobSpec,
+    members: &'m BTreeMap<Slot, &MemberPod>,
+) -> Vec<&'m MemberPod> {
+    restarted_in_place(job, members).filter(|pod| pod.failure.is_some()).collect()
 }
 
 /// Writes the counts to the status.

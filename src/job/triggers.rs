@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::frameworks::{AfterFailure, after_failure};
 use super::machine::JobRequest;
-use super::members::{MemberPod, past_backoff_limit, restarts_in_place};
+use super::members::{MemberPod, due_in_place, restarts_in_place};
 use super::policies::{JobEvent, PolicyDecision, answer};
 use super::transition::failed_members;
 use crate::cluster::commands::Pending;
@@ -200,15 +200,18 @@ fn limits(seen: &TriggerInput<'_>, status: &JobStatus) -> Option<Trigger> {
     }
     let limit = seen.job.backoff_limit?;
     let in_place = restarts_in_place(seen.job, seen.members);
+    let due = due_in_place(seen.job, seen.members);
     // Restarts by this controller are limited before they are made.
-    if in_place == 0 || !status.state.phase.starts_members() {
+    if in_place == 0 && due.is_empty() || !status.state.phase.starts_members() {
         return None;
     }
-    let restarts = failures(status).saturating_add(in_place);
-    past_backoff_limit(limit, restarts).then(|| backoff_exceeded(limit, restarts, ""))
+    let made = failures(status).saturating_add(in_place);
+    let wanted = made.saturating_add(u32::try_from(due.len()).unwrap_or(u32::MAX));
+    let first = due.first().map(|pod| format!("; {}", ending(&pod.slot, pod)));
+    (wanted > limit).then(|| backoff_exceeded(limit, made, &first.unwrap_or_default()))
 }
 
-/// `failed`: the failed members; empty if they were restarted in place.
+/// `failed`: the failed members, each after a semicolon.
 fn backoff_exceeded(limit: u32, restarts: u32, failed: &str) -> Trigger {
     let message = format!("members were restarted {restarts} times, {limit} is the limit{failed}");
     Trigger::new(JobRequest::Fail, JobReason::BackoffLimitExceeded, message)

@@ -1,6 +1,7 @@
 //! Measured behaviour of Kubeflow's engine (`kubeflow.md` §1), with its defects fixed.
 
 use super::*;
+use crate::job::pod_status::PodFailure;
 use JobPhase as P;
 
 #[test]
@@ -130,15 +131,41 @@ fn the_backoff_limit_is_reached_also_when_pods_are_made_anew() {
     assert_eq!(lost.run(), P::Running, "no fault of its own");
 }
 
-/// `kubeflow.md` §1.7.
+/// A run of a node agent's that has failed, of which the agent will make another.
+fn fails_in_place(life: &mut Scenario, task: &str, restarts: u32) -> P {
+    let time = life.now;
+    let pod = life.pod(task, 0);
+    let (message, output) = ("it exited with 1".to_owned(), String::new());
+    pod.failure = Some(PodFailure { time, exit_code: Some(1), reason: None, message, output });
+    (pod.phase, pod.restarts) = (PodPhase::Running, restarts);
+    life.reconcile()
+}
+
+/// Each of the restarts may run to its end: Kubeflow stops the last one at its start (§1.7).
 #[test]
-fn the_table_of_backoff_limits() {
-    use crate::job::members::{past_backoff_limit, restarts_in_place};
-    for (limit, restarts, past) in
-        [(3, 3, true), (3, 2, false), (0, 0, false), (0, 1, true), (1, 0, false), (1, 1, true)]
-    {
-        assert_eq!(past_backoff_limit(limit, restarts), past, "{limit} {restarts}");
+fn restarts_in_place_are_as_many_as_the_backoff_limit() {
+    for limit in [0, 1, 3] {
+        let policy = json!({"runPolicy": {"backoffLimit": limit}});
+        let mut life = tf(&[("Worker", 1, "OnFailure")], policy);
+        life.run();
+        for restarts in 0..limit {
+            assert_eq!(fails_in_place(&mut life, "Worker", restarts), P::Running, "{limit}");
+            let pod = life.pod("Worker", 0);
+            (pod.failure, pod.restarts) = (None, restarts + 1);
+            assert_eq!(life.reconcile(), P::Running, "{limit}: it runs again");
+        }
+        assert_eq!(fails_in_place(&mut life, "Worker", limit), P::Failed);
+        let said = format!(
+            "members were restarted {limit} times, {limit} is the limit; worker-0 ended with exit code 1"
+        );
+        assert_eq!(life.status.state.message, said);
     }
+}
+
+/// `kubeflow.md` §1.7, but for the limit.
+#[test]
+fn the_table_of_counted_restarts() {
+    use crate::job::members::restarts_in_place;
     for (restart, phase, counted) in [
         ("OnFailure", PodPhase::Running, 3),
         ("Always", PodPhase::Running, 3),
@@ -161,9 +188,10 @@ fn the_table_of_backoff_limits() {
     );
     life.run();
     life.pod("Worker", 0).restarts = 9;
-    life.pod("PS", 0).restarts = 2;
-    assert_eq!(life.reconcile(), P::Running);
     life.pod("PS", 0).restarts = 3;
+    assert_eq!(life.reconcile(), P::Running);
+    // An owner that has not seen its agent wait for the next one.
+    life.pod("PS", 0).restarts = 4;
     assert_eq!(life.reconcile(), P::Failed);
 }
 
