@@ -171,6 +171,7 @@ impl JobController {
             uid: input.uid,
             job: &job,
             immutable_hash: input.record.immutable_hash,
+            requestless_hash: input.record.requestless_hash,
             status,
             pods: &input.pods.own,
             leaving: &input.pods.leaving,

@@ -34,6 +34,8 @@ pub struct ObservedGroup {
     pub exists: bool,
     /// Whether a record of another owner has its name.
     pub is_foreign: bool,
+    /// Whether it was admitted in this round.
+    pub is_admitted: bool,
     /// Placement round that its record asks for.
     pub round: u64,
     /// Nodes by member, once members may start.
@@ -64,6 +66,8 @@ pub struct JobObserved<'a> {
     pub job: &'a JobSpec,
     /// Hash of the fields that may not change.
     pub immutable_hash: u64,
+    /// The same without what members request.
+    pub requestless_hash: u64,
     /// Status as last written.
     pub status: &'a JobStatus,
     pub pods: &'a [MemberPod],
@@ -195,7 +199,9 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     if is_over(seen, &mut plan) {
         return finalize(seen, plan);
     }
-    if plan.status.immutable_hash != immutable_hash_text(seen.immutable_hash) {
+    if plan.status.immutable_hash != hash_text(seen.immutable_hash)
+        && !takes_requests(seen, &mut plan.status)
+    {
         return freeze(plan);
     }
     let (members, outcome) = take_step(seen, &mut plan, sorted);
@@ -284,7 +290,8 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
         // Neither group nor pods exist yet, unless the status was deleted.
         status.round = seen.group.round;
         remember(&mut status, seen.pods);
-        status.immutable_hash = immutable_hash_text(seen.immutable_hash);
+        status.immutable_hash = hash_text(seen.immutable_hash);
+        status.requestless_hash = hash_text(seen.requestless_hash);
         let kind = seen.job.framework.kind();
         let created = format!("{kind}Created");
         set_condition(
@@ -299,14 +306,30 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
     status
 }
 
-fn immutable_hash_text(immutable_hash: u64) -> String {
-    format!("{immutable_hash:016x}")
+fn hash_text(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+/// Accepts changed requests of members while nothing of the job is admitted. The group is placed in a new round: one that
+/// was made for the old requests meanwhile is given back.
+fn takes_requests(seen: &JobObserved<'_>, status: &mut JobStatus) -> bool {
+    let is_waiting = !status.has_begun()
+        && !status.state.phase.is_final()
+        && !seen.group.is_admitted
+        && seen.pods.is_empty()
+        && seen.leaving.is_empty();
+    if !is_waiting || status.requestless_hash != hash_text(seen.requestless_hash) {
+        return false;
+    }
+    status.immutable_hash = hash_text(seen.immutable_hash);
+    status.round += 1;
+    true
 }
 
 /// Changes nothing but the status until an immutable field is changed back.
 fn freeze(mut plan: JobPlan) -> JobPlan {
-    let message = "spec: only counts, the priority and times may change once a job has begun; change it back, or \
-         delete the job and make it anew";
+    let message = "spec: only counts, the priority and times of a job may change, and what its members request as \
+         long as it waits; change it back, or delete the job and make it anew";
     plan.status.say_meanwhile(JobReason::ShapeChanged, message);
     plan.remove.clear();
     plan.collect_orphans = false;

@@ -19,10 +19,12 @@ use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
 use rcfarm_api::audit::{Details, JobChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
-use rcfarm_api::pod_group::status::PodGroupReason;
+use rcfarm_api::job::spec::JobUid;
+use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::spec::DEFAULT_QUEUE;
 use rcfarm_api::resource_list::units;
-use rcfarm_api::{FieldError, key};
+use rcfarm_api::{FieldError, Stored as _, key};
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 
@@ -32,6 +34,8 @@ pub(in crate::cli) struct WantedJob {
     document: Value,
     read: Read,
     stored: Option<Entry>,
+    /// Whether nothing of the stored job is admitted: what its members request may change.
+    is_waiting: bool,
 }
 
 /// One document in the output of `plan`.
@@ -69,7 +73,12 @@ impl WantedJob {
             match document::read(&id, &document) {
                 Ok(read) => {
                     let stored = context.get(&key::job(&id)).await?;
-                    all.push(WantedJob { id, document: as_stored(document), read, stored });
+                    let is_waiting = match &stored {
+                        Some(stored) => is_waiting(context, &id, stored).await?,
+                        None => false,
+                    };
+                    let document = as_stored(document);
+                    all.push(WantedJob { id, document, read, stored, is_waiting });
                 }
                 Err(found) => problems.extend(found.iter().map(|issue| format!("{id}: {issue}"))),
             }
@@ -177,7 +186,7 @@ pub(super) async fn create(
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         failure(format!("{id}: {}", found.join("; ")), "nothing was created")
     })?;
-    let one = WantedJob { id: id.clone(), document, read, stored: None };
+    let one = WantedJob { id: id.clone(), document, read, stored: None, is_waiting: false };
     let queues: QueueIndex = read_once(context.store.as_ref(), &key::queues()).await?;
     let queues = Queues::of(&queues.0, priority_class::classes(context).await?);
     let refusals = closed_to(&queues, std::slice::from_ref(&one));
@@ -229,6 +238,23 @@ fn as_stored(mut document: Value) -> Value {
     document
 }
 
+/// Whether no member of a stored job has begun, and none has a place.
+async fn is_waiting(
+    context: &CommandContext,
+    id: &Namespaced,
+    stored: &Entry,
+) -> anyhow::Result<bool> {
+    let uid = JobUid(stored.create_index);
+    let status = context.get(&key::job_status(id)).await?;
+    let status = status.and_then(|entry| JobStatus::decode(&entry.value).ok());
+    let group = context.get(&key::pod_group_status(id)).await?;
+    let group = group.and_then(|entry| PodGroupStatus::decode(&entry.value).ok());
+    let is_admitted = group
+        .is_some_and(|group| group.owner_uid == Some(uid.to_string()) && group.phase.is_admitted());
+    let has_begun = status.is_some_and(|status| status.uid == uid && status.has_begun());
+    Ok(!is_admitted && !has_begun)
+}
+
 /// Why a document cannot replace the stored job.
 fn conflict(one: &WantedJob) -> Option<String> {
     let stored = one.stored_document()?;
@@ -239,12 +265,18 @@ fn conflict(one: &WantedJob) -> Option<String> {
         // A label may name the queue, too.
         return queue_conflict(&one.id, &stored, &one.document);
     }
+    let is_requests_alone =
+        document::requestless_hash(&stored) == document::requestless_hash(&one.document);
+    if is_requests_alone && one.is_waiting {
+        return queue_conflict(&one.id, &stored, &one.document);
+    }
     let changed = differences(&document::immutable(&stored), &document::immutable(&one.document));
     let changed: Vec<String> = changed.into_iter().map(|difference| difference.field).collect();
     Some(format!(
-        "{}: only counts, the priority and times of a job may change: delete it first, or name this one otherwise \
+        "{}: only counts, the priority and times of a job may change{}: delete it first, or name this one otherwise \
          (changed: {})",
         one.id,
+        if is_requests_alone { "; what its members request, as long as it waits" } else { "" },
         changed.join(", ")
     ))
 }

@@ -29,6 +29,8 @@ pub(super) struct DecodedJob {
     pub(super) read: Read,
     /// Hash of the fields that may not change: [`document::immutable_hash`].
     pub(super) immutable_hash: u64,
+    /// [`document::requestless_hash`].
+    pub(super) requestless_hash: u64,
 }
 
 impl DecodedJob {
@@ -65,7 +67,8 @@ impl JobController {
         };
         read.spec.ttl = read.spec.ttl.or(self.default_ttl);
         let immutable_hash = document::immutable_hash(&document);
-        let decoded = Arc::new(DecodedJob { read, immutable_hash });
+        let requestless_hash = document::requestless_hash(&document);
+        let decoded = Arc::new(DecodedJob { read, immutable_hash, requestless_hash });
         self.decoded = Some((index, decoded.clone()));
         Ok(decoded)
     }
@@ -259,6 +262,7 @@ impl JobController {
         Ok(ObservedGroup {
             exists: true,
             is_foreign: false,
+            is_admitted: status.phase.is_admitted(),
             round: record.spec.round,
             places,
             ended: ended.collect(),

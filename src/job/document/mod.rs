@@ -538,7 +538,34 @@ fn immutable_spec(document: &Value) -> Value {
 /// change with the version of this program.
 #[must_use]
 pub fn immutable_hash(document: &Value) -> u64 {
-    let spec = immutable_spec(document);
+    hash_of(document, &immutable_spec(document))
+}
+
+/// [`immutable_hash`] without what members request: that may change while nothing of the job is admitted.
+#[must_use]
+pub fn requestless_hash(document: &Value) -> u64 {
+    let mut spec = immutable_spec(document);
+    if let Some(map) = spec.as_object_mut() {
+        drop_requests(map);
+        for (_, value) in map.iter_mut() {
+            for member in members_of(value) {
+                let template = member.get_mut("template").and_then(|one| one.get_mut("spec"));
+                template.and_then(Value::as_object_mut).map(drop_requests);
+            }
+        }
+    }
+    hash_of(document, &spec)
+}
+
+/// Removes the resources of a pod's containers.
+fn drop_requests(pod: &mut Map<String, Value>) {
+    let containers = pod.get_mut("containers").and_then(Value::as_array_mut);
+    for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
+        container.remove("resources");
+    }
+}
+
+fn hash_of(document: &Value, spec: &Value) -> u64 {
     let kind = document.get("kind").and_then(Value::as_str).unwrap_or("Job");
     let mut immutable_hash = format!("{kind} {spec}");
     if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {

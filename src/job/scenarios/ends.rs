@@ -198,3 +198,28 @@ fn unlabelled_pod_is_collected_with_its_expired_job() {
     life.wait(1);
     assert!(life.finished);
 }
+
+/// Until then no node was given by the old requests. The group's round says which requests a placement is for.
+#[test]
+fn requests_may_change_until_the_job_is_admitted() {
+    let mut life = volcano(&[task("a", 2)], json!({}));
+    life.admitted = false;
+    life.reconcile();
+    let container = |life: &mut Scenario, field: &str, value: Value| {
+        life.document["spec"]["tasks"][0]["template"]["spec"]["containers"][0][field] = value;
+        life.reconcile();
+        life.status.state.reason.clone()
+    };
+    let requests = |cpu: u32| json!({"requests": {"cpu": cpu}});
+    assert_eq!(container(&mut life, "resources", requests(2)), "WaitingForAdmission");
+    assert_eq!((life.status.round, life.group.round), (1, 1));
+    assert_eq!(container(&mut life, "command", json!(["false"])), "ShapeChanged");
+    assert_eq!(container(&mut life, "command", json!(["true"])), "WaitingForAdmission");
+    life.admitted = true;
+    assert_eq!(life.run(), P::Running);
+    assert_eq!(container(&mut life, "resources", requests(1)), "ShapeChanged");
+    container(&mut life, "resources", requests(2));
+    assert_eq!(life.command(CommandAction::AbortJob, None, None), P::Aborted);
+    assert_eq!(container(&mut life, "resources", requests(1)), "ShapeChanged", "it has begun");
+    assert_eq!(life.status.round, 1);
+}

@@ -120,6 +120,7 @@ impl Scenario {
             placed.map(|slot| (slot, "n1".parse().unwrap())).collect()
         });
         self.group.places = places.filter(|_| self.group.exists);
+        self.group.is_admitted = self.group.places.is_some();
         self.group.bound = self.group.places.clone().unwrap_or_default();
         if let Some(places) = &mut self.group.places {
             let (draining, status) = (&self.group.draining, &self.status);
@@ -134,6 +135,7 @@ impl Scenario {
             uid: JobUid(Index(7)),
             job: &job,
             immutable_hash: document::immutable_hash(&self.document),
+            requestless_hash: document::requestless_hash(&self.document),
             status: &self.status,
             pods: &self.pods,
             leaving: &leaving,

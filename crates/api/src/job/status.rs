@@ -38,9 +38,12 @@ pub struct JobStatus {
     pub observed_index: Index,
     /// Incremented by every transaction of an owner.
     pub revision: u64,
-    /// Hash, in hexadecimal, of the fields that must not change once the job has begun.
+    /// Hash, in hexadecimal, of the fields that must not change, but for what members request while nothing is admitted.
     #[serde(rename = "shape")]
     pub immutable_hash: String,
+    /// The same without what members request. Empty if an older version wrote it.
+    #[serde(rename = "shapeWithoutRequests", skip_serializing_if = "String::is_empty")]
+    pub requestless_hash: String,
     /// Its phase.
     pub state: JobState,
     /// Every phase so far, with the time when it was last entered.
@@ -163,7 +166,7 @@ pub struct PhaseRecord {
 pub enum JobReason {
     /// The record breaks a rule; the message names the fields.
     InvalidRecord,
-    /// A field was changed that must not change once a job has begun.
+    /// A field was changed that must not change.
     ShapeChanged,
     /// Repeated failures; see `lastError` and `quarantinedUntil`.
     Quarantined,
@@ -421,6 +424,14 @@ impl JobStatus {
     #[must_use]
     pub fn is_set_aside(&self, slot: &Slot, now: Timestamp) -> bool {
         self.set_aside_members(now).any(|member| member.slot == *slot)
+    }
+
+    /// Whether a member was ever given to a node.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.start_time.is_some()
+            || self.version > 0
+            || self.tasks.values().any(|memory| *memory != TaskMemory::default())
     }
 
     /// The owner's memory of a task.
