@@ -407,9 +407,17 @@ impl JobController {
         if status.uid != uid {
             status = JobStatus { uid, revision: status.revision, ..JobStatus::default() };
         }
+        self.note_first_phase(&mut status);
         status.say_meanwhile(JobReason::InvalidRecord, &problems);
         status.last_error = Some(problems);
         self.write_status(record_index, status).await
+    }
+
+    /// Dates the phase of a status that no plan has written yet.
+    fn note_first_phase(&self, status: &mut JobStatus) {
+        if status.state.last_transition_time == Timestamp::default() {
+            status.state.last_transition_time = self.ctx.clock.wall();
+        }
     }
 
     /// Writes only the status, if it changes.
@@ -473,6 +481,7 @@ impl Controller for JobController {
             self.refresh().await?;
         }
         let mut status = self.chain.status().clone();
+        self.note_first_phase(&mut status);
         status.say_meanwhile(JobReason::Quarantined, error);
         status.last_error = Some(cut(error, LONGEST_ERROR));
         status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();

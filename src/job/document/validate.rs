@@ -17,6 +17,7 @@ const LONGEST_NAME: usize = 63;
 /// Checks a decoded job.
 pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     name(id.name.as_str(), "metadata.name", remarks);
+    kubernetes_names(id, remarks);
     if job.tasks.is_empty() {
         let field = format!("spec.{}", field_of(job.framework));
         if job.framework == Framework::Volcano {
@@ -108,14 +109,31 @@ pub fn task_path(job: &JobSpec, n: usize) -> String {
     }
 }
 
-fn name(text: &str, field: &str, remarks: &mut FieldIssues) {
+/// Whether it is a DNS label (RFC 1123).
+fn is_label(text: &str) -> bool {
     let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let ends = text.starts_with('-') || text.ends_with('-');
-    if text.is_empty() || text.len() > LONGEST_NAME || ends || !text.bytes().all(fine) {
+    !text.is_empty() && text.len() <= LONGEST_NAME && !ends && text.bytes().all(fine)
+}
+
+fn name(text: &str, field: &str, remarks: &mut FieldIssues) {
+    if !is_label(text) {
         let why = format!(
             "{text:?} is no name of a host: at most {LONGEST_NAME} of a-z, 0-9 and '-', which neither begins nor ends it"
         );
         remarks.problem(field, why);
+    }
+}
+
+/// Warns of names that Kubernetes refuses. Stored records stay valid.
+fn kubernetes_names(id: &Namespaced, remarks: &mut FieldIssues) {
+    if id.name.as_str().starts_with(|first: char| first.is_ascii_digit()) {
+        let why = "Kubernetes refuses it: a job's name begins with a letter (DNS-1035)";
+        remarks.warning("metadata.name", why);
+    }
+    if !is_label(id.namespace.as_str()) {
+        let why = "Kubernetes refuses it: a namespace is a DNS label, of a-z, 0-9 and '-'";
+        remarks.warning("metadata.namespace", why);
     }
 }
 

@@ -416,6 +416,7 @@ async fn a_malformed_job_is_told_so_and_harms_no_other() {
         let status = status(&cluster, name).await;
         assert_eq!(status.state.reason, "InvalidRecord");
         assert!(status.state.message.contains(words), "{}", status.state.message);
+        assert_ne!(status.state.last_transition_time, Default::default());
     }
     farm.stop().await;
 }

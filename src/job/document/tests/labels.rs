@@ -25,3 +25,16 @@ fn labels_that_kubernetes_refuses_are_warned_about() {
     assert_eq!(fields(&read.warnings), ["metadata.labels.b", "metadata.labels.c/"]);
     assert_eq!(read.labels.len(), 3, "stored records stay valid");
 }
+
+#[test]
+fn names_that_kubernetes_refuses_are_warned_about() {
+    let value = br#"{"spec": {"tasks": [{"replicas": 1, "template": {"spec": {"containers": [
+        {"name": "c", "command": ["true"]}]}}}]}}"#;
+    let warned = |id: &str| {
+        let (_, read) = decode(&id.parse().unwrap(), value).unwrap();
+        fields(&read.warnings).join(",")
+    };
+    assert_eq!(warned("default/j1"), "");
+    assert_eq!(warned("default/1j"), "metadata.name");
+    assert_eq!(warned("Foo_bar/j"), "metadata.namespace");
+}
