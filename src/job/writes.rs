@@ -18,7 +18,7 @@ use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use rcfarm_api::labels::{Labels, encode_labels};
 use rcfarm_api::pod_group::pod_ids::{PodIdFormat, without_hash};
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
-use rcfarm_api::{ResourceList, Slots};
+use rcfarm_api::{ResourceList, Slots, priority_class};
 use rcfarm_store::{Index, Op};
 
 const QUEUE: &str = "volcano.sh/queue-name";
@@ -188,7 +188,8 @@ pub fn group_of(
         min_task_member,
         queue: job.queue.parse().unwrap_or_else(|_| default_queue()),
         priority_class_name: job.priority_class.clone().unwrap_or_default(),
-        priority: priority(job),
+        // The scheduler looks classes up itself.
+        priority: job.priority_class.as_deref().and_then(priority_class::number).unwrap_or(0),
         min_resources: job.min_resources.as_ref().map(ResourceList::nonzero).unwrap_or_default(),
         tasks: tasks.collect(),
         pod_ids: before.map_or_else(|| format_of(pods), |before| before.pod_ids),
@@ -254,12 +255,6 @@ fn format_of(pods: &Pods) -> PodIdFormat {
 
 fn default_queue() -> QueueName {
     rcfarm_api::queue::spec::DEFAULT_QUEUE.parse().expect("a legal name")
-}
-
-/// Number that the job names in place of a priority class, else 0. The scheduler looks classes up itself.
-#[must_use]
-pub fn priority(job: &JobSpec) -> i64 {
-    job.priority_class.as_deref().and_then(|class| class.parse().ok()).unwrap_or(0)
 }
 
 /// Nodes of a bound group's members.

@@ -82,6 +82,12 @@ impl PriorityClassRecord {
     }
 }
 
+/// A number that stands in place of a class's name.
+#[must_use]
+pub fn number(class: &str) -> Option<i64> {
+    class.parse().ok()
+}
+
 /// The valid classes by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PriorityClasses {
@@ -120,7 +126,7 @@ impl PriorityClasses {
     pub fn value(&self, class: &str) -> Option<i64> {
         let built_in = || BUILT_IN.iter().find(|(name, _)| *name == class).map(|(_, value)| *value);
         let known = self.values.get(class).copied();
-        known.or_else(built_in).or_else(|| class.parse().ok())
+        known.or_else(built_in).or_else(|| number(class))
     }
 
     /// Name of the global default.
