@@ -212,7 +212,10 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
     context.show(&shown, || {
         let mut rows = vec![("job", found.id.to_string()), ("verdict", verdict.clone())];
         if let Some(group) = &group {
-            let text = format!("{} ({}) {}", group.phase, group.reason, group.message);
+            // The verdict of a waiting job is its group's reason.
+            let message = Some(&*group.message).filter(|message| !verdict.contains(message));
+            let message = message.unwrap_or_default();
+            let text = format!("{} ({}) {message}", group.phase, group.reason);
             rows.push(("group", text.trim_end().to_owned()));
             let passed = group.passed;
             if passed > 0 {

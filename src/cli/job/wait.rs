@@ -114,7 +114,11 @@ fn end(context: &CommandContext, args: &WaitArgs, status: &JobStatus) -> anyhow:
     let phase = status.state.phase;
     let shown = json!({"job": args.job, "phase": phase, "reason": status.state.reason,
         "message": status.state.message, "failures": status.failures});
-    context.show(&shown, || format!("{}: {}", args.job, summary(status)))?;
+    let why = match &*status.state.message {
+        "" => String::new(),
+        message => format!("; {message}"),
+    };
+    context.show(&shown, || format!("{}: {}{why}", args.job, summary(status)))?;
     Ok(if args.until.is_reached(phase) { CliExit::Ok } else { CliExit::Found })
 }
 
