@@ -8,6 +8,7 @@ mod daemon_logs;
 mod dev;
 mod doctor;
 mod job;
+mod job_ends;
 mod job_logs;
 mod job_programs;
 mod label;

@@ -162,37 +162,113 @@ async fn a_closed_queue_admits_nothing_until_it_is_opened() {
     farm.stop().await;
 }
 
-/// Lines 3 and 5 of the claim table (`kubeflow.md` §1.12).
+/// What is done by hand to the labels of a running member.
+#[derive(Clone, Copy)]
+enum Edit {
+    /// `None`: the label is removed.
+    Label(&'static str, Option<&'static str>),
+    Deleted,
+}
+
+/// What becomes of the member.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Then {
+    /// It gets the uid again.
+    Adopted,
+    /// It goes on without an owner, also when the job is deleted.
+    Released,
+    /// Another pod takes its place.
+    Replaced,
+    /// It goes on without labels until the job is deleted.
+    Unlabelled,
+}
+
+/// The lines of the claim table (`kubeflow.md` §1.12) that an edit of labels leads to.
+const EDITS: [(&str, Edit, Then); 5] = [
+    ("name", Edit::Label("volcano.sh/job-name", Some("k")), Then::Released),
+    ("index", Edit::Label("volcano.sh/task-index", Some("7")), Then::Released),
+    ("uid", Edit::Label("rcfarm/job_uid", None), Then::Adopted),
+    ("other", Edit::Label("rcfarm/job_uid", Some("1")), Then::Replaced),
+    ("none", Edit::Deleted, Then::Unlabelled),
+];
+
+/// Labels of a member, as the test edits them.
+struct Labels<'s> {
+    stage: &'s Stage,
+    key: String,
+}
+
+impl Labels<'_> {
+    async fn read(&self) -> Option<Value> {
+        let text = self.stage.cluster.get(&self.key).await?;
+        Some(serde_json::from_str(&text).unwrap())
+    }
+
+    async fn uid(&self) -> Option<Value> {
+        self.read().await?.get("rcfarm/job_uid").cloned()
+    }
+
+    async fn is_intended(&self) -> bool {
+        let intent = self.key.replacen("labels/pod/", "intent/", 1);
+        self.stage.cluster.get(&intent).await.is_some()
+    }
+
+    async fn edit(&self, edit: Edit) {
+        let Edit::Label(name, value) = edit else {
+            return self.stage.cluster.delete(&self.key).await;
+        };
+        let mut labels = self.read().await.unwrap();
+        match value {
+            Some(value) => labels[name] = value.into(),
+            None => drop(labels.as_object_mut().unwrap().remove(name)),
+        }
+        self.stage.cluster.put(&self.key, labels.to_string()).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn members_with_edited_labels_are_adopted_or_released_and_the_job_can_be_deleted() {
+async fn members_with_edited_labels_follow_the_claim_table_and_the_job_restarts_and_ends() {
     let stage = Stage::new().await;
     let farm = stage.cluster.farm_process("a", &[]);
-    stage.apply("j").await.ok();
-    stage.runs("j", [0, 0, 0], 0).await;
-    let labels = stage.cluster.keys(&key::labels(key::LabelKind::Pod)).await;
-    let key = labels.into_iter().find(|key| key.contains("/j-a-1")).unwrap();
-    let read = async || {
-        let entry = stage.cluster.get(&key).await.unwrap();
-        serde_json::from_str::<Value>(&entry).unwrap()
-    };
-    let mut edited = read().await;
-    let uid = edited.as_object_mut().unwrap().remove("rcfarm/job_uid").unwrap();
-    stage.cluster.put(&key, &edited.to_string()).await;
-    until("it is adopted", || async { read().await["rcfarm/job_uid"] == uid }).await;
-    stage.runs("j", [0, 0, 0], 0).await;
-
-    edited["rcfarm/job_uid"] = uid;
-    edited["volcano.sh/job-name"] = "k".into();
-    stage.cluster.put(&key, &edited.to_string()).await;
-    until("it is released", || async { read().await.get("rcfarm/job_uid").is_none() }).await;
-    until("the status says so", || async {
-        stage.job("j").await["state"]["reason"] == "PlaceTaken"
-    })
-    .await;
-    stage.cluster.run(&["job", "restart", "j"]).await.ok();
-    until("the restart", || async { stage.job("j").await["version"] == 1 }).await;
-    stage.cluster.run(&["job", "delete", "j", "--timeout", "80s"]).await.ok();
-    let intent = key.replacen("labels/pod/", "intent/", 1);
-    assert!(stage.cluster.get(&intent).await.is_some(), "the released pod goes on");
+    for (job, edit, then) in EDITS {
+        stage.apply(job).await.ok();
+        stage.runs(job, [0, 0, 0], 0).await;
+        let labels = stage.cluster.keys(&key::labels(key::LabelKind::Pod)).await;
+        let key = labels.into_iter().find(|key| key.contains(&format!("/{job}-a-1"))).unwrap();
+        let labels = Labels { stage: &stage, key };
+        let uid = labels.uid().await;
+        labels.edit(edit).await;
+        let reason = async || stage.job(job).await["state"]["reason"].clone();
+        match then {
+            Then::Adopted => {
+                until("it is adopted", || async { labels.uid().await == uid }).await;
+                stage.runs(job, [0, 0, 0], 0).await;
+            }
+            Then::Released => {
+                until("it is released", || async { labels.uid().await.is_none() }).await;
+                until("the status says so", || async { reason().await == "PlaceTaken" }).await;
+                assert_eq!(stage.job(job).await["running"], 2, "{job}");
+            }
+            Then::Replaced => {
+                until("another takes its place", || async {
+                    labels.uid().await == uid && stage.job(job).await["running"] == 3
+                })
+                .await;
+            }
+            Then::Unlabelled => {
+                until("the status says so", || async { reason().await == "PlaceTaken" }).await;
+            }
+        }
+        stage.cluster.run(&["job", "restart", job]).await.ok();
+        until(&format!("the restart of {job}"), || async {
+            let status = stage.job(job).await;
+            let is_whole = status["running"] == 3;
+            let waits = status["state"]["reason"] == "PlaceTaken";
+            status["version"] == 1 && (is_whole || waits)
+        })
+        .await;
+        stage.cluster.run(&["job", "delete", job, "--timeout", "80s"]).await.ok();
+        assert_eq!(labels.is_intended().await, then == Then::Released, "{job}: {then:?}");
+    }
     farm.stop().await;
 }
