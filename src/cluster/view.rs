@@ -26,7 +26,7 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Index, Query, Reader, StoreError, Versioned};
+use rcfarm_store::{Entry, Index, Query, Reader, StoreError, Versioned, may_read};
 
 /// Which changes the mass deletion guard allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,10 +142,15 @@ impl ClusterView {
     /// Reads the health of the pods of one id now.
     ///
     /// # Errors
-    /// Any [`StoreError`].
+    /// [`StoreError::Forbidden`]: the token may not read it; any other [`StoreError`].
     pub async fn read_health(&self, pod: &PodId) -> Result<FreshHealth, StoreError> {
         let (prefix, at) = (key::service_healths(pod), monotonic());
         let answer = self.reader.list(&prefix, Query::PLAIN).await?;
+        // Consul leaves out what the token may not read. The cache then finds that out, too.
+        if answer.value.is_empty() && !may_read(&*self.reader, &prefix).await? {
+            self.health.refresh_soon();
+            return Err(StoreError::Forbidden { what: prefix.to_string() });
+        }
         let reported = |entry: &Entry| {
             Some((prefix.tail(&entry.key)?.parse().ok()?, HealthReport::decode(&entry.value)))
         };

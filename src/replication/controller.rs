@@ -31,7 +31,7 @@ use rcfarm_api::rc::status::{RcConditionType, RcOwner, RcReason, RcStatus, Repli
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
 use rcfarm_store::cache::Snapshot;
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Op, Query, TokenBucket};
+use rcfarm_store::{Index, Op, Query, StoreError, TokenBucket};
 
 pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which service discovery is checked while it is not in sync.
@@ -210,9 +210,16 @@ impl RcController {
     /// Reads the pods' health now if the doorbell was rung: the cache is refreshed less often.
     async fn read_health_after_doorbell(&mut self, spec: &RcSpec) -> Result<(), ReconcileError> {
         if self.caches.take_rung(self.id) {
-            let read = self.view.read_health(spec.manifest.id()).await;
-            // After a failed read the doorbell still counts as rung.
-            self.fresh = Some(read.inspect_err(|_| self.caches.note_rung(self.id))?);
+            self.fresh = match self.view.read_health(spec.manifest.id()).await {
+                Ok(fresh) => Some(fresh),
+                // Without rights there is the cache, which is untrusted then.
+                Err(StoreError::Forbidden { .. }) => None,
+                Err(error) => {
+                    // The doorbell still counts as rung.
+                    self.caches.note_rung(self.id);
+                    return Err(error.into());
+                }
+            };
         }
         Ok(())
     }
@@ -560,8 +567,11 @@ impl Controller for RcController {
                 return Ok(self.chain.found_outdated());
             }
             if self.update_health(&mut input, plan.takes_over()).await? {
-                // A pod may pass only now, for the manifest that it had before.
-                self.prove_pods(&mut input).await?;
+                // A pod may pass only now, for the manifest that it had before. Its health was read before the proof, and
+                // may be about that manifest.
+                if self.prove_pods(&mut input).await? {
+                    return Ok(Action::RequeueAfter(Duration::ZERO));
+                }
                 drop(guard);
                 (plan, guard) = self.decide(&view, &input).await?;
             }

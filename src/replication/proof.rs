@@ -35,11 +35,12 @@ const READS: usize = 8;
 pub(super) struct ProvedIntents(BTreeMap<PodRef, Index>);
 
 impl RcController {
-    /// Marks passing pods whose nodes are not known to run their intents. Does nothing unless it matters: while a pod
-    /// waits for the record's manifest, too many pods exist, or one is about to leave its node.
-    pub(super) async fn prove_pods(&mut self, input: &mut RcView) -> Result<(), ReconcileError> {
+    /// Marks passing pods whose nodes are not known to run their intents; returns whether some were proved now. Does
+    /// nothing unless it matters: while a pod waits for the record's manifest, too many pods exist, or one is about to
+    /// leave its node.
+    pub(super) async fn prove_pods(&mut self, input: &mut RcView) -> Result<bool, ReconcileError> {
         if !input.spec.in_order || !self.health_matters(input) {
-            return Ok(());
+            return Ok(false);
         }
         let mut pods = RcPods::clone(&input.pods);
         let rewritten = |(place, pod): (&PodRef, &RcPod)| {
@@ -64,18 +65,20 @@ impl RcController {
         };
         let answers: Vec<_> =
             stream::iter(unproved).map(read).buffer_unordered(READS).collect().await;
+        let mut are_new = false;
         for answer in answers {
             let (place, intent, reality) = answer?;
             let by_agent = self.view.has_agent(&place.node);
             let text = input.spec.manifest.text();
             if reality.is_some_and(|reality| runs(&reality, intent, by_agent, text)) {
                 self.proved.0.insert(place, intent.index);
+                are_new = true;
             } else if let Some(pod) = pods.get_mut(&place) {
                 pod.unproved = true;
             }
         }
         input.pods = Arc::new(pods);
-        Ok(())
+        Ok(are_new)
     }
 
     /// Whether the plan may depend on which pods run their intents.

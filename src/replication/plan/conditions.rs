@@ -177,10 +177,16 @@ pub(super) fn updated_condition(
         None => "all pods must be healthy before the next is restarted".to_owned(),
     };
     let named = down.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+    let is_added = |step: &&PodStep| matches!(step, PodStep::Add { .. } | PodStep::TakeOver { .. });
+    let added = steps.iter().filter(is_added).count();
     let why = match (down.is_empty(), observed.spec.min_health) {
+        _ if observed.allowed_actions != AllowedActions::Full => {
+            "no pod is restarted while nodes or health cannot be read in full".to_owned()
+        }
         (true, Some(least)) => format!(
             "{rule}, and there are {all}: raise the count, lower {MIN_HEALTH_LABEL}={least}, or update all at once"
         ),
+        (true, None) if added > 0 => format!("{rule}; being added: {added}"),
         _ => format!("{rule}; not yet healthy: {named}"),
     };
     let message = match later.first() {

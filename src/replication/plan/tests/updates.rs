@@ -69,3 +69,34 @@ fn minimum_that_spares_no_pod_is_told() {
     at_once.spec.in_order = false;
     assert_eq!(restarted(&at_once.plan()), ["n0", "n1"]);
 }
+
+/// The token has lost the right to read health: every pod seems to fail its check.
+#[test]
+fn no_pod_is_restarted_while_health_is_untrusted() {
+    for (min_health, health) in [(None, Health::Absent), (Some(1), Health::Critical)] {
+        let mut fixture = outdated(3, min_health);
+        fixture.pods.values_mut().for_each(|pod| pod.health = health);
+        fixture.allowed_actions = AllowedActions::NoRemoval;
+        let plan = fixture.plan();
+        assert_eq!((restarted(&plan), plan.update_later), (Vec::new(), 3));
+        let updated = &plan.conditions[3];
+        assert!(updated.message.contains("cannot be read in full"), "{updated:?}");
+        fixture.allowed_actions = AllowedActions::Full;
+        assert_eq!(restarted(&fixture.plan()).len(), 3, "pods that fail cost nothing");
+    }
+}
+
+#[test]
+fn pod_that_is_added_counts_as_not_healthy_yet() {
+    let mut fixture = Fixture::resting(2, 1, 3);
+    (fixture.spec.min_health, fixture.spec.in_order) = (None, true);
+    fixture.pods.get_mut(&pod_ref(0, "web")).unwrap().intent = Intent::Differs(Index(5));
+    let plan = fixture.plan();
+    assert_eq!((restarted(&plan), plan.update_later), (vec!["n1"], 1));
+    let updated = &plan.conditions[3];
+    assert!(updated.message.ends_with("being added: 1"), "{updated:?}");
+    fixture = fixture.after(&plan);
+    assert_eq!(restarted(&fixture.plan()), Vec::<&str>::new());
+    fixture.pods.get_mut(&pod_ref(1, "web")).unwrap().health = Health::Passing;
+    assert_eq!(restarted(&fixture.plan()), ["n0"]);
+}
