@@ -18,6 +18,12 @@ pub(super) fn change_observed(observed: &mut ReplicationObserved) {
     if enabled(Failpoint::NoMinimumHealth) {
         Arc::make_mut(&mut observed.spec).min_health = None;
     }
+    if enabled(Failpoint::UpdateUnordered) {
+        Arc::make_mut(&mut observed.spec).in_order = false;
+    }
+    if enabled(Failpoint::RestartsUncounted) {
+        Arc::make_mut(&mut observed.pods).values_mut().for_each(|pod| pod.unproved = false);
+    }
     if enabled(Failpoint::UnfitTaken) {
         let pods = observed.pods.clone();
         let used: BTreeSet<&NodeName> = pods.keys().map(|pod_ref| &pod_ref.node).collect();

@@ -61,6 +61,8 @@ cases! { Services: {
     DisabledIgnored = "disabled records are reconciled",
     TransferBlind = "a healthy pod is moved although others are not",
     NoMinimumHealth = "the declared minimum of healthy pods is ignored",
+    UpdateUnordered = "a changed manifest is written to all pods at once",
+    RestartsUncounted = "pods that are being restarted count as healthy",
     RemovalUnordered = "pods are removed in the order of their nodes' names",
     UnfitTaken = "pods are added on nodes that are down or drained",
     PromiseUnguarded = "allocations are written without CAS",

@@ -92,6 +92,8 @@ occasions! { Services: {
     32 KeptLost = "at rest a pod ran that only a restored snapshot lacked", 1;
     35 Adopted = "an agent found processes of the agent before it", 25;
     36 UnwantedRuns = "when the faults ended, a process ran that was not intended", 3;
+    38 UpdatedInOrder = "an update in order restarted a healthy pod", 60;
+    38 UpdatedToTheMinimum = "an update in order left as many healthy pods as the minimum", 20;
     37 ExitReported = "an agent reported a process that ended for good", 10;
 } Batch: {
     14 NodeFilled = "a node had no room for one more member", 150;

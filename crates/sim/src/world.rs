@@ -216,6 +216,7 @@ impl World {
             RcAction::Deallocate(n) => users.deallocate(*n),
             RcAction::ScaleOffNode(n, record) => users.scale_off_node(&node(*n), *record),
             RcAction::DropIntent(n) => users.drop_rc_intent(*n),
+            RcAction::Update(n, version) => users.update_manifest(*n, *version),
             RcAction::Squat(n, record) => users.squat(&node(*n), *record),
             RcAction::Unsquat(n, record) => users.unsquat(&node(*n), *record),
             RcAction::HoldLock(n, hold) => users.hold_lock(*n, *hold),

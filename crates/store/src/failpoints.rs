@@ -44,6 +44,10 @@ pub enum Failpoint {
     TransferBlind,
     /// The declared minimum of healthy pods is ignored.
     NoMinimumHealth,
+    /// A changed manifest is written to all pods at once, whatever order was asked for.
+    UpdateUnordered,
+    /// Pods that are being restarted count as healthy.
+    RestartsUncounted,
     /// Pods are removed in the order of their nodes' names.
     RemovalUnordered,
     /// Pods are added on nodes that are down or drained.

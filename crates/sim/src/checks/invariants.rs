@@ -326,4 +326,14 @@ pub const GROUPS: &[Group] = &[
             },
         ],
     },
+    Group {
+        title: "Updates",
+        invariants: &[Invariant {
+            number: 38,
+            statement: "An update in order restarts a healthy pod only while, beside it, at least the declared minimum of pods is healthy and runs what is intended for it. Without a declared minimum all others are.",
+            watched_in: &["liveness/services.rs"],
+            note: "",
+            also: "`tests/it/farm/manifest_updates.rs`",
+        }],
+    },
 ];

@@ -48,7 +48,7 @@ pub const CHECKS: &[Check] = &[
     },
     Check {
         file: "checks/replication.rs",
-        invariants: &[6, 7, 8, 9, 10, 11, 12, 13, 14, 31],
+        invariants: &[6, 7, 8, 9, 10, 11, 12, 13, 14, 31, 38],
         runs_in: SERVICES,
         run: |write, model, facts, report| {
             replication::check(write, &model.services, facts, report)

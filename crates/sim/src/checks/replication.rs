@@ -104,6 +104,7 @@ pub fn check(
     whole_allocations(model, spec, &moves, report);
     places(applied_write, model, facts, spec, &moves, report);
     removals(applied_write, model, spec, &moves, report);
+    updates(applied_write, model, spec, &moves, report);
 }
 
 /// 8 and 9: a pod's keys change together, with its record's status, and only for its own record.
@@ -257,6 +258,50 @@ fn removals(
     met_if(!moved && healthy && least > 0 && left == least, Occasion::AtTheMinimum);
     if !moved && healthy && left < least {
         report(11, format!("{} has {left} healthy pods left, its minimum is {least}", spec.id));
+    }
+}
+
+/// 38: a healthy pod gets a changed manifest in order only while enough others are healthy and run theirs.
+fn updates(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    spec: &RcSpec,
+    moves: &Moves,
+    report: Report<'_>,
+) {
+    let labels = model.rc_labels.get(&spec.id).and_then(|t| t.now()?.as_ref());
+    let Ok(spec) = spec.clone().with_labels(labels) else { return };
+    // After a restored snapshot nodes run what the snapshot undid.
+    if !spec.in_order || model.was_restored(applied_write.at) {
+        return;
+    }
+    // Pods that are created now, or taken over, replace none of its own.
+    let is_restarted = |place: &&PodRef| {
+        let since = model.unproved.get(*place);
+        since == Some(&applied_write.at)
+            && !moves.added.contains(*place)
+            && model.surely_passing(place, applied_write.at)
+    };
+    let all = model.places(spec.id);
+    let restarted = all.iter().filter(is_restarted).count();
+    if restarted == 0 {
+        return;
+    }
+    met(Occasion::UpdatedInOrder);
+    let is_up = |place: &&PodRef| {
+        !model.unproved.contains_key(*place) && model.maybe_passing(place, applied_write.at)
+    };
+    let (up, id) = (all.iter().filter(is_up).count(), spec.id);
+    met_if(
+        spec.min_health.is_some_and(|least| up == least as usize),
+        Occasion::UpdatedToTheMinimum,
+    );
+    let least = spec.min_health.map_or(all.len().saturating_sub(1), |least| least as usize);
+    if up < least {
+        report(
+            38,
+            format!("{id} restarts {restarted} healthy pods, {up} others of {least} are up"),
+        );
     }
 }
 

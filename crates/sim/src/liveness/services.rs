@@ -8,6 +8,7 @@ use crate::model::ServiceModel;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::rc::spec::RcSpec;
+use rcfarm_api::rc::status::RcConditionType;
 
 /// Describes what is not settled; `None`: everything is. `live` are the running processes.
 #[must_use]
@@ -23,7 +24,10 @@ pub fn unsettled(
     wanted.iter().find_map(|rc| {
         let Some(spec) = model.spec(*rc) else { return Some(format!("{rc} has no record")) };
         let allocations = || allocations(model, spec);
-        owner(model, facts, live, *rc).or_else(|| count(model, spec)).or_else(allocations)
+        owner(model, facts, live, *rc)
+            .or_else(|| count(model, spec))
+            .or_else(allocations)
+            .or_else(|| outdated(model, spec))
     })
 }
 
@@ -64,6 +68,32 @@ fn owner(
     let said = model.statuses.get(&rc).and_then(|status| status.owner.as_ref());
     (said.map(|owner| &owner.farm) != Some(&farm.farm))
         .then(|| format!("{rc} is owned by {}, which has not said so", farm.farm))
+}
+
+/// All pods have the record's manifest, and their nodes run it. A pod on a node that it is to leave may have an earlier
+/// one. Where the minimum health spares no pod, the status says that the update waits.
+fn outdated(model: &ServiceModel, spec: &RcSpec) -> Option<String> {
+    let wanted = spec.manifest.text();
+    let places = model.places(spec.id);
+    let is_outdated = |place: &&PodRef| {
+        !waits(model, spec, places.len())
+            && model.is_fit(spec, &place.node)
+            && model.intent(place).is_some_and(|intent| intent.value != wanted)
+    };
+    let is_restarting = |place: &&PodRef| model.unproved.contains_key(*place);
+    let place = places.iter().find(|place| is_restarting(place) || is_outdated(place))?;
+    Some(format!("{} on {} does not have the manifest of {}", place.pod, place.node, spec.id))
+}
+
+/// Whether the minimum health forbids to restart any of `pods` pods, and the status says that an update waits.
+fn waits(model: &ServiceModel, spec: &RcSpec, pods: usize) -> bool {
+    let labels = model.rc_labels.get(&spec.id).and_then(|t| t.now()?.as_ref());
+    let in_order = spec.clone().with_labels(labels).ok().filter(|spec| spec.in_order);
+    let least = in_order.and_then(|spec| spec.min_health);
+    let status = model.statuses.get(&spec.id);
+    let updated = status.and_then(|status| status.condition(RcConditionType::Updated));
+    least.is_some_and(|least| pods <= least as usize)
+        && updated.is_some_and(|condition| !condition.status)
 }
 
 /// As many pods as desired, or as there is room for.

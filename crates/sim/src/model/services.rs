@@ -34,6 +34,7 @@ pub enum Item {
     OtherLock(RcId),
     Pod(PodRef),
     Intent(PodRef),
+    Reality(PodRef),
     Health(PodRef),
     NodeLabels(NodeName),
     Node(NodeName),
@@ -62,6 +63,8 @@ impl Item {
             Some(Item::Pod(place(&pods)?))
         } else if key::intents().tail(text).is_some() {
             Some(Item::Intent(place(&key::intents())?))
+        } else if key::realities().tail(text).is_some() {
+            Some(Item::Reality(place(&key::realities())?))
         } else if let Some(tail) = key::rc_statuses().tail(text) {
             Some(Item::Status(tail.split_once('/')?.0.parse().ok()?))
         } else if let Some(tail) = key::audit_logs().tail(text) {
@@ -175,6 +178,8 @@ pub struct ServiceModel {
     pub by_rc: BTreeMap<RcId, BTreeSet<PodRef>>,
     /// Places with an intent.
     pub intents: BTreeSet<PodRef>,
+    /// Places whose intent was replaced, and whose node has not said since that it runs it: since when.
+    pub unproved: BTreeMap<PodRef, Duration>,
     /// Health by place.
     pub health: BTreeMap<PodRef, Timeline<Health>>,
     /// Labels of nodes; `None`: missing or not valid.
@@ -231,8 +236,21 @@ impl ServiceModel {
                 }
             }
             (Item::Pod(place), entry) => self.set_pod(place, entry.as_deref().map(ServicePod::of)),
-            (Item::Intent(place), Some(_)) => _ = self.intents.insert(place.clone()),
-            (Item::Intent(place), None) => _ = self.intents.remove(place),
+            (Item::Intent(place), Some(entry)) => {
+                self.intents.insert(place.clone());
+                self.replace_intent(at, key, place, entry);
+            }
+            (Item::Intent(place), None) => {
+                self.intents.remove(place);
+                self.unproved.remove(place);
+            }
+            (Item::Reality(place), Some(entry)) => {
+                let intent = self.entries.get(key::intent(&place.node, &place.pod).as_str());
+                if intent.is_some_and(|intent| intent.value == entry.value) {
+                    self.unproved.remove(place);
+                }
+            }
+            (Item::Reality(_), None) => {}
             (Item::Health(place), entry) => {
                 let health = entry.as_ref().map_or(Health::Absent, |e| Health::decode(&e.value));
                 self.health.entry(place.clone()).or_default().push(at, health);
@@ -264,6 +282,15 @@ impl ServiceModel {
             None => drop(self.entries.remove(key)),
         }
         item
+    }
+
+    fn replace_intent(&mut self, at: Duration, key: &str, place: &PodRef, entry: &Entry) {
+        let reality = self.entries.get(key::reality(&place.node, &place.pod).as_str());
+        if reality.is_some_and(|reality| reality.value == entry.value) {
+            self.unproved.remove(place);
+        } else if self.entries.get(key).is_some_and(|before| before.value != entry.value) {
+            self.unproved.entry(place.clone()).or_insert(at);
+        }
     }
 
     fn set_pod(&mut self, place: &PodRef, seen: Option<ServicePod>) {
@@ -409,6 +436,12 @@ impl ServiceModel {
         let said = self.nodes.get(node).and_then(|t| t.now()?.as_ref());
         labels.is_some_and(|labels| spec.node_selector.matches(labels))
             && said.is_none_or(|said| !said.draining && !said.gone)
+    }
+
+    /// The intent of a place.
+    #[must_use]
+    pub fn intent(&self, place: &PodRef) -> Option<&Arc<Entry>> {
+        self.entries.get(key::intent(&place.node, &place.pod).as_str())
     }
 
     /// Entries below a prefix.

@@ -76,6 +76,8 @@ pub struct Nodes {
 struct State {
     nodes: BTreeMap<NodeName, Node>,
     rng: SimRng,
+    /// Pods of replication controllers that are being restarted, since their intents were replaced.
+    restarting: BTreeSet<PodRef>,
     /// Nothing fails by itself from now on.
     calm: bool,
 }
@@ -107,7 +109,7 @@ impl Nodes {
         let seed = rng.seed();
         let machines = SimRng::new(seed);
         let agents = Agents::new(&consul, &checker, setup, mix, start, machines);
-        let state = Mutex::new(State { nodes, rng, calm: false });
+        let state = Mutex::new(State { nodes, rng, restarting: BTreeSet::new(), calm: false });
         Arc::new(Nodes { consul, checker, mix, seed, count: setup.nodes, agents, state })
     }
 
@@ -282,8 +284,40 @@ impl Nodes {
 
     // ---- services ----------------------------------------------------------------------------------------
 
+    /// Restarts pods whose intents were replaced, unless their agent is gone. A restart begins in one turn, with a failing
+    /// check, and ends in the next: the node then reports the manifest that it runs.
+    fn restart_services(&self) -> BTreeSet<PodRef> {
+        let mut state = self.lock();
+        let acts = |(n, name): (usize, &NodeName)| {
+            let node = state.nodes.get(name)?;
+            (node.agent.is_some() || !self.has_own_agent(n)).then(|| name.clone())
+        };
+        let names: Vec<NodeName> = (0..self.count).map(node).collect();
+        let nodes: BTreeSet<NodeName> = names.iter().enumerate().filter_map(acts).collect();
+        let replaced: BTreeMap<PodRef, Bytes> = self.checker.look(|model, _| {
+            let services = &model.services;
+            let is_service = |place: &&PodRef| {
+                nodes.contains(&place.node) && !model.jobs.intents.contains_key(*place)
+            };
+            let places = services.unproved.keys().filter(is_service);
+            let intent =
+                |place: &PodRef| Some((place.clone(), services.intent(place)?.value.clone()));
+            places.filter_map(intent).collect()
+        });
+        let were = std::mem::take(&mut state.restarting);
+        let begun = replaced.keys().filter(|place| !were.contains(*place)).cloned().collect();
+        state.restarting.clone_from(&begun);
+        drop(state);
+        for (place, manifest) in replaced.into_iter().filter(|(place, _)| were.contains(place)) {
+            let key = key::reality(&place.node, &place.pod);
+            self.put(SimActor::Node, &key, manifest, PutMode::Set);
+        }
+        begun
+    }
+
     /// Writes the health of services where it has changed.
     fn report_services(&self) {
+        let restarting = self.restart_services();
         let (ill, nodes): (BTreeSet<NodeName>, BTreeSet<NodeName>) = {
             let state = self.lock();
             let ill = state.nodes.iter().filter(|(_, node)| node.ill);
@@ -292,7 +326,7 @@ impl Nodes {
         let news: Vec<(PodRef, Health)> = self.checker.look(|model, _| {
             let (services, jobs) = (&model.services, &model.jobs);
             let wanted = |place: &PodRef| match services.intents.contains(place) {
-                true if ill.contains(&place.node) => Health::Critical,
+                true if ill.contains(&place.node) || restarting.contains(place) => Health::Critical,
                 true => Health::Passing,
                 false => Health::Absent,
             };

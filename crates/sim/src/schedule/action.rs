@@ -90,6 +90,8 @@ pub enum RcAction {
     Deallocate(usize),
     /// A user relabels this node, if the RC has a pod there, and lowers the count, in one breath.
     ScaleOffNode(usize, usize),
+    /// A user gives the RC this version of its manifest, in order, as `rcfarm rc update` does.
+    Update(usize, usize),
     /// A user puts a pod with the RC's pod id on this node.
     Squat(usize, usize),
     Unsquat(usize, usize),

@@ -17,6 +17,8 @@ const HOSTILE: u32 = 120;
 const DEALLOCATED: u32 = 250;
 /// Of a thousand worlds with replication controllers, in this many users relabel nodes and lower counts.
 const SCALED_OFF_NODES: u32 = 250;
+/// Of a thousand worlds with replication controllers, in this many users update manifests in order.
+const UPDATED: u32 = 250;
 /// Jumps of clocks, in seconds, where no timer of a job depends on them.
 const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
 /// Jumps where one does.
@@ -79,6 +81,10 @@ impl Schedule {
         builder.rng = SimRng::new(seed ^ 0x006f_6666_6e6f_6465);
         if mix.services && builder.rng.permille(SCALED_OFF_NODES) {
             builder.scalings_off_nodes();
+        }
+        builder.rng = SimRng::new(seed ^ 0x0075_7064_6174_6573);
+        if mix.services && builder.rng.permille(UPDATED) {
+            builder.updates();
         }
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();

@@ -159,6 +159,31 @@ impl ScheduleBuilder {
         }
     }
 
+    /// Users update manifests in order, mostly that of the record with a minimum health, while nodes restart their pods
+    /// late or fail their checks.
+    pub fn updates(&mut self) {
+        for version in 1..2 + self.rng.below(4) {
+            let at = self.moment();
+            let record = if self.rng.permille(600) { 2 } else { self.rng.below(RECORDS) };
+            self.at(at.saturating_sub(Duration::from_secs(4)), RcAction::Scale(record, 4));
+            self.at(at, RcAction::Update(record, version));
+            let node = self.rng.below(self.nodes);
+            match self.rng.below(3) {
+                0 => self.while_(at, 2, 20, NodeAction::AgentDown(node), NodeAction::AgentUp(node)),
+                1 => {
+                    self.while_(
+                        at,
+                        2,
+                        20,
+                        NodeAction::Ill(node, true),
+                        NodeAction::Ill(node, false),
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+
     fn rc_count(&mut self) -> i64 {
         i64::try_from(self.rng.below(6)).unwrap_or(0)
     }

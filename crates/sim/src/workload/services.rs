@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use super::documents::{pod_id, rc_id, record, service};
+use super::documents::{self, pod_id, rc_id, record, service};
 use super::users::Workload;
 use crate::facts::SimActor;
 use crate::reached::{Occasion, met};
@@ -12,9 +12,11 @@ use rcfarm_api::audit::{self, AuditRecord, ControllerChange, Details};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::labels::{decode_labels, encode_labels};
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord};
+use rcfarm_api::rc::update::{UpdateChoice, UpdateOrder};
 use rcfarm_store::time::Clock;
-use rcfarm_store::{DeleteMode, Index, NewSession, Op, PutMode, Store, TxnOutcome};
+use rcfarm_store::{DeleteMode, Entry, Index, NewSession, Op, PutMode, Store, TxnOutcome};
 
 impl Workload {
     fn txn(&self, ops: &[Op]) -> bool {
@@ -186,6 +188,28 @@ impl Workload {
         met(Occasion::ScaledOffNode);
         self.put(&key::node_labels(node), r#"{"pool":"none"}"#);
         self.edit_rc(n, |record| record.replicas_desired = (record.replicas_desired - 1).max(0));
+    }
+
+    /// Writes a record's manifest and the label that says in which order its pods get it, as `rcfarm rc update` does.
+    pub fn update_manifest(&self, n: usize, version: usize) {
+        let (record_key, labels_key) = (key::rc(rc_id(n)), key::rc_labels(rc_id(n)));
+        let (Some(entry), labels) = (self.get(&record_key), self.get(&labels_key)) else { return };
+        let Ok(mut record) = RcRecord::decode(&entry.value) else { return };
+        let of_labels = labels.as_ref().map(|entry| decode_labels(&entry.value));
+        let Ok(mut after) = of_labels.transpose().map(Option::unwrap_or_default) else { return };
+        let plain = documents::record(n).manifest;
+        record.manifest = format!("{plain}config: {{version: {version}}}\n");
+        let choice = UpdateChoice::new(UpdateOrder::InOrder, &record.manifest);
+        after.insert(key::UPDATE_LABEL.to_owned(), choice.to_string());
+        let count = Some(record.replicas_desired);
+        let log = self.log(&Details::ControllerScaled(self.change(n, count, count)));
+        let cas = |key, value, entry: Option<&Entry>| {
+            let index = entry.map_or(Index::ZERO, |entry| entry.modify_index);
+            Op::Cas { key, value, flags: 0, index }
+        };
+        let record = cas(record_key, record.encode(), Some(&entry));
+        let labels = cas(labels_key, encode_labels(&after), labels.as_ref());
+        self.txn(&[record, labels, log, self.bell(rc_id(n))]);
     }
 
     /// Writes a pod by hand on a node where a record's pod may be placed.
