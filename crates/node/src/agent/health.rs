@@ -306,6 +306,33 @@ mod tests {
         assert_eq!(followed.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 
+    /// As Consul does: a connection that is kept would not show that a process accepts no more of them.
+    #[tokio::test]
+    async fn each_http_check_is_one_request_on_one_connection() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        const CHECKS: usize = 5;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/up", listener.local_addr().unwrap());
+        let serve = async {
+            for _ in 0..CHECKS {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = vec![0; 1024];
+                let read = stream.read(&mut request).await.unwrap();
+                assert!(request[..read].starts_with(b"GET /up HTTP/1.1\r\n"));
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+                assert_eq!(stream.read(&mut request).await.unwrap(), 0, "nothing more is asked");
+            }
+        };
+        let check = async {
+            for _ in 0..CHECKS {
+                assert_eq!(http(&url, url.clone()).await.0, Health::Passing);
+            }
+        };
+        tokio::join!(serve, check);
+        let more = listener.into_std().unwrap().accept().map(|_| ());
+        assert_eq!(more.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+
     #[test]
     fn shown_url_has_no_query_and_no_password() {
         for (url, expected) in [

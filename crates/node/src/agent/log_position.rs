@@ -238,11 +238,22 @@ impl LogFiles {
 /// Where the last `lines` lines of a file begin (0: all of it), and how many of them begin in it. `is_last`: no output
 /// follows, so a break at its end begins no line.
 fn last_lines(file: &mut File, end: u64, lines: usize, is_last: bool) -> io::Result<(u64, usize)> {
+    last_lines_within(LONGEST_TAIL, file, end, lines, is_last)
+}
+
+/// As [`last_lines`]. If more than `longest` bytes would have to be read, the first line found begins anywhere.
+fn last_lines_within(
+    longest: u64,
+    file: &mut File,
+    end: u64,
+    lines: usize,
+    is_last: bool,
+) -> io::Result<(u64, usize)> {
     const CHUNK: u64 = 64 * 1024;
     if lines == 0 {
         return Ok((0, 0));
     }
-    let first = end.saturating_sub(LONGEST_TAIL);
+    let first = end.saturating_sub(longest);
     let (mut start, mut breaks) = (end, 0);
     let mut chunk = Vec::new();
     while start > first {
@@ -479,6 +490,19 @@ mod tests {
         fs::rename(older(&log.path(), 2), older(&log.path(), 1)).unwrap();
         fs::write(log.path(), "").unwrap();
         assert_eq!(log.after(end), "");
+    }
+
+    /// `lines=100000000` of a request costs no more than this.
+    #[test]
+    fn last_lines_are_looked_for_in_a_bounded_tail() {
+        let log = Log::new();
+        log.append(&"line\n".repeat(40_000));
+        let mut file = File::open(log.path()).unwrap();
+        let mut within =
+            |longest, lines| last_lines_within(longest, &mut file, 200_000, lines, true).unwrap();
+        assert_eq!(within(100_000, 10), (199_950, 10), "within the tail it makes no difference");
+        assert_eq!(within(100_000, 100_000_000), (100_000, 19_999));
+        assert_eq!(within(300_000, 100_000_000), (0, 39_999), "the file is shorter");
     }
 
     #[test]

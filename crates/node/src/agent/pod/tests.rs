@@ -2,12 +2,16 @@ use rcfarm_store::Index;
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 use super::super::driver::StartFailure;
+use super::super::health::Thresholds;
 use super::super::test_settings;
 use super::*;
 
 const NEVER: &str =
     "id: web\nlaunchables:\n  main: {launchable_type: process, command: 'true', restart: never}\n";
 const ALWAYS: &str = "id: web\nlaunchables:\n  main: {launchable_type: process, command: 'true'}\n";
+
+const CHECKED: &str = "id: web\nlaunchables:\n  main: {launchable_type: process, command: 'true', \
+                       health: {tcp: '127.0.0.1:1'}}\n";
 
 /// A pod and its data directory, which a further agent may find.
 struct Pod {
@@ -208,4 +212,19 @@ fn starts_of_another_manifest_are_not_the_pods_own() {
     next.adopt("main", FoundProcess::Nothing, Duration::ZERO);
     assert!(!next.was_started);
     assert_eq!(next.next_start("main"), (1, 0));
+}
+
+/// A table shows the message behind the process's name.
+#[test]
+fn process_without_a_message_is_not_named_in_the_pods() {
+    let mut pod = Pod::new(CHECKED);
+    assert_eq!(pod.task.report().status.message, "main: starting");
+    pod.start();
+    let thresholds = Thresholds { passing_after: 1, critical_after: 1, restart_after: None };
+    pod.process().verdict = Some(HealthVerdict::new(thresholds));
+    pod.process().state = AgentPodState::Running;
+    let status = pod.task.report().status;
+    assert_eq!((status.health, status.message.as_str()), (Health::Unknown, ""));
+    pod.process().health_message = "127.0.0.1:1: refused".to_owned();
+    assert_eq!(pod.task.report().status.message, "main: 127.0.0.1:1: refused");
 }
