@@ -114,15 +114,7 @@ impl Settings {
 
 impl Global {
     pub(super) fn output(&self) -> Output {
-        // As https://no-color.org has it: an empty variable counts as absent, and a flag comes before it.
-        let is_plain = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let color = match self.color {
-            _ if self.no_color => ColorWhen::Never,
-            Some(when) => when,
-            None if is_plain() => ColorWhen::Never,
-            None => ColorWhen::Auto,
-        };
-        Output { format: self.output, color }
+        Output { format: self.output, color: ColorWhen::chosen(self.color, self.no_color) }
     }
 
     /// The address of the flag or the variable, for a server that listens there.

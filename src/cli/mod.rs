@@ -35,11 +35,12 @@ mod rc;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use connect::Global;
 use context::CommandContext;
 use failure::{CliExit, EXIT_CODES};
+use output::ColorWhen;
 
 /// Replication controllers and batch jobs on machines that already run Consul
 #[derive(Parser)]
@@ -148,20 +149,9 @@ pub fn main() -> ExitCode {
 /// Parses the arguments. Prints help, version, or what is wrong with them.
 fn parse() -> Result<Cli, CliExit> {
     // Arguments may be wrong, so that colours are looked for before they are parsed.
-    let words: Vec<String> = std::env::args_os()
-        .map(|arg| arg.to_string_lossy().trim_start_matches('-').to_owned())
-        .collect();
-    let has = |when: &str| {
-        let joined = format!("color={when}");
-        words.contains(&joined)
-            || words.windows(2).any(|pair| pair[0] == "color" && pair[1] == when)
-    };
-    let colours = match () {
-        () if has("never") || words.iter().any(|word| word == "no-color") => ColorChoice::Never,
-        () if has("always") => ColorChoice::Always,
-        () => ColorChoice::Auto,
-    };
-    let command = Cli::command().color(colours);
+    let words: Vec<String> =
+        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let command = Cli::command().color(ColorWhen::in_arguments(&words).into());
     let arguments = argv::with_double_dashes(&command, std::env::args_os());
     let parsed = command.try_get_matches_from(arguments);
     parsed.and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {

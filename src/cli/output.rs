@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
+use clap::{ColorChoice, ValueEnum};
 use serde::Serialize;
 
 use rcfarm_api::Timestamp;
@@ -31,12 +32,45 @@ pub enum ColorWhen {
 }
 
 impl ColorWhen {
+    /// The choice of the flags `--color` and `--no-color`, or else that of the environment. As https://no-color.org has
+    /// it, an empty variable counts as absent, and a flag comes before it.
+    pub(super) fn chosen(flag: Option<ColorWhen>, no_color: bool) -> ColorWhen {
+        let is_plain = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        match flag {
+            _ if no_color => ColorWhen::Never,
+            Some(when) => when,
+            None if is_plain() => ColorWhen::Never,
+            None => ColorWhen::Auto,
+        }
+    }
+
+    /// The choice of arguments that may be wrong, for the message that says so. Flags may have one dash or two.
+    pub(super) fn in_arguments(args: &[String]) -> ColorWhen {
+        let words: Vec<&str> = args.iter().map(|arg| arg.trim_start_matches('-')).collect();
+        let values = words.iter().enumerate().filter_map(|(n, word)| match *word {
+            "color" => words.get(n + 1).copied(),
+            word => word.strip_prefix("color="),
+        });
+        let flag = values.filter_map(|value| ColorWhen::from_str(value, false).ok()).last();
+        ColorWhen::chosen(flag, words.contains(&"no-color"))
+    }
+
     /// Whether to colour what goes to this stream.
     pub(super) fn is_on(self, is_terminal: bool) -> bool {
         match self {
             ColorWhen::Auto => is_terminal,
             ColorWhen::Always => true,
             ColorWhen::Never => false,
+        }
+    }
+}
+
+impl From<ColorWhen> for ColorChoice {
+    fn from(when: ColorWhen) -> ColorChoice {
+        match when {
+            ColorWhen::Auto => ColorChoice::Auto,
+            ColorWhen::Always => ColorChoice::Always,
+            ColorWhen::Never => ColorChoice::Never,
         }
     }
 }
@@ -369,6 +403,22 @@ impl Drop for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn colours_of_arguments_that_may_be_wrong() {
+        use ColorWhen::{Always, Never};
+        for (args, when) in [
+            ("rcfarm --color=always nothing", Always),
+            ("rcfarm -color always nothing", Always),
+            ("rcfarm --color never --color", Never),
+            ("rcfarm --color=always --color never", Never),
+            ("rcfarm --color always --no-color", Never),
+            ("rcfarm --color=always --color=sometimes", Always),
+        ] {
+            let words: Vec<String> = args.split(' ').map(str::to_owned).collect();
+            assert_eq!(ColorWhen::in_arguments(&words), when, "{args}");
+        }
+    }
 
     #[test]
     fn tables_are_aligned_and_have_no_borders_or_trailing_blanks() {

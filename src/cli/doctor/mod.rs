@@ -25,35 +25,18 @@ use rcfarm_store::{NewSession, Op, Query, StoreError};
 pub struct DoctorArgs {
     /// Check only what this token is for: a farm, a node's agent, or a user of replication controllers
     #[arg(long = "for", value_name = "WHO")]
-    role: Option<RoleName>,
+    role: Option<Role>,
     /// The node's name, of --for node
     #[arg(long, value_name = "NODE", requires = "role", required_if_eq("role", "node"))]
     node: Option<NodeName>,
 }
 
-/// Value of `--for`.
+/// Whose rights are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum RoleName {
+enum Role {
     Farm,
     Node,
     User,
-}
-
-/// Whose rights are checked.
-enum Role {
-    Farm,
-    Node(NodeName),
-    User,
-}
-
-impl DoctorArgs {
-    fn role(&self) -> Option<Role> {
-        Some(match (self.role?, &self.node) {
-            (RoleName::Farm, _) => Role::Farm,
-            (RoleName::Node, node) => Role::Node(node.clone()?),
-            (RoleName::User, _) => Role::User,
-        })
-    }
 }
 
 #[derive(Serialize)]
@@ -98,18 +81,20 @@ pub(super) async fn run(
 ) -> anyhow::Result<CliExit> {
     let mut checks = Vec::new();
     let is_reachable = leader(context, address, &mut checks).await;
-    let role = args.role();
+    let role = args.role;
     if is_reachable {
-        match &role {
+        match role {
             None => rights::check(context, &mut checks).await,
-            Some(role) => rights::check_role(context, role, &mut checks).await,
+            Some(role) => {
+                rights::check_role(context, role, args.node.as_ref(), &mut checks).await;
+            }
         }
-        if !matches!(role, Some(Role::User)) {
+        if role != Some(Role::User) {
             checks.push(session(context).await);
         }
         checks.push(limits(context).await);
         // An agent may read neither, and needs neither.
-        if !matches!(role, Some(Role::Node(_))) {
+        if role != Some(Role::Node) {
             checks.push(layout(context).await);
             checks.push(farms(context).await);
         }

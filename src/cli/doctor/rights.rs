@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Check, POLICY, Verdict, failed};
+use super::{Check, POLICY, Role, Verdict, failed};
 use crate::cli::context::CommandContext;
 use crate::daemon::kind_specs;
 use crate::farm::rights::{WrittenBy, readable_by_farms, written_by};
@@ -131,13 +131,15 @@ fn of_user() -> Vec<Right> {
 /// Checks the rights that a role needs, and no others.
 pub(super) async fn check_role(
     context: &CommandContext,
-    role: &super::Role,
+    role: Role,
+    node: Option<&NodeName>,
     checks: &mut Vec<Check>,
 ) {
     let rights = match role {
-        super::Role::Farm => of_farm(),
-        super::Role::Node(node) => of_node(node),
-        super::Role::User => of_user(),
+        Role::Farm => of_farm(),
+        // The command line requires its name.
+        Role::Node => node.map(of_node).unwrap_or_default(),
+        Role::User => of_user(),
     };
     for Right { name, probe, writes } in rights {
         let has = match writes {
