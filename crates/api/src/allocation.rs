@@ -1,7 +1,7 @@
 //! `rcfarm/allocations/<node>`: allocations of pods on a node.
 //!
-//! There is one record per node, so that a CAS prevents two farms from allocating the same capacity. It is written in the
-//! transaction that adds or removes the pod. The node's agent reads the device numbers of its pods here.
+//! There is one record per node, so that a CAS prevents two farms from allocating the same capacity. It is written in
+//! the transaction that adds or removes the pod. The node's agent reads the device numbers of its pods here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Commands to jobs and queues, each executed once (Volcano's bus, `volcano.md` §1.2).
 //!
-//! Keys read: `rcfarm/commands/<ns>/<uuid v7>`, `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes them: `rcfarm job …`, `rcfarm queue …` and
-//! people create them; the owner of the target deletes each one in the transaction that executes it. A crash between two
-//! writes leaves: nothing half done.
+//! Keys read: `rcfarm/commands/<ns>/<uuid v7>`, `rcfarm/commands/<uuid v7>`. Keys written: none here. Who else writes
+//! them: `rcfarm job …`, `rcfarm queue …` and people create them; the owner of the target deletes each one in the
+//! transaction that executes it. A crash between two writes leaves: nothing half done.
 
 use std::fmt;
 

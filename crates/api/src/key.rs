@@ -86,8 +86,8 @@ layout! {
     statuses_of_pod(pod: &PodId) -> Prefix = "status/pods/{pod}/";
     /// Status of a controller's pod, written by the node's agent.
     ///
-    /// p2 writes `status/pods/<uuid>/preparer` here. Its programs require exactly four segments and ignore keys whose last
-    /// segment is not `preparer`, so no node may have that name ([`check_node_name`]).
+    /// p2 writes `status/pods/<uuid>/preparer` here. Its programs require exactly four segments and ignore keys whose
+    /// last segment is not `preparer`, so no node may have that name ([`check_node_name`]).
     pod_status(pod: &PodId, node: &NodeName) -> Key = "status/pods/{pod}/{node}";
     rc_statuses() -> Prefix = "status/replication_controllers/";
     /// Status of an RC, written by its owner farm.
@@ -212,7 +212,8 @@ layout! {
     confirm_bell(farm: &FarmName) -> Key = "rcfarm/bell/confirm/{farm}";
 }
 
-/// The id of a listed audit record, in [`audit_logs`] or [`namespaced_audit_logs`]; `None` if the key has another shape.
+/// The id of a listed audit record, in [`audit_logs`] or [`namespaced_audit_logs`]; `None` if the key has another
+/// shape.
 #[must_use]
 pub fn audit_log_id(key: &str) -> Option<Uuid> {
     let id = match namespaced_audit_logs().tail(key) {

@@ -9,8 +9,8 @@ use crate::pod_group::spec::MOST_MEMBERS;
 /// Ranges of a set that take more bytes are stored as a bitmap, if that is shorter.
 const RANGES_BYTES: usize = 256;
 
-/// A set of numbers, stored as ranges: `0-99,104`. If these are many, it is stored as a bitmap: `#` and hexadecimal digits of
-/// four numbers each; the lowest bit of the first digit is 0.
+/// A set of numbers, stored as ranges: `0-99,104`. If these are many, it is stored as a bitmap: `#` and hexadecimal
+/// digits of four numbers each; the lowest bit of the first digit is 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Slots(BTreeSet<u32>);

@@ -63,8 +63,8 @@ pub struct Actual {
     pub desired: Option<i64>,
 }
 
-/// A difference between the log and the stored state. Each change by rcfarm has its record in its transaction, so it was
-/// made by another program or by hand.
+/// A difference between the log and the stored state. Each change by rcfarm has its record in its transaction, so it
+/// was made by another program or by hand.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Difference {

@@ -2,9 +2,9 @@
 //!
 //! Key of a record: `audit_logs/<uuid>`. Farms and commands write it once; only `audit prune` deletes it.
 //!
-//! The envelope is that of square/p2 (`p2.md` §1.6), so that p2's tools can show records. Unlike in p2, keys are UUIDs of
-//! version 7, which sort by time. Details are complete enough to fold the log into a state ([`fold`](fold())), so that it
-//! can be verified and pruned.
+//! The envelope is that of square/p2 (`p2.md` §1.6), so that p2's tools can show records. Unlike in p2, keys are UUIDs
+//! of version 7, which sort by time. Details are complete enough to fold the log into a state ([`fold`](fold())), so
+//! that it can be verified and pruned.
 //!
 //! Only `REPLICATION_CONTROLLER_RETARGET` changes the nodes of pods. The `NODE_TRANSFER_*` records beside it are for
 //! readers.

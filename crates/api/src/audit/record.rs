@@ -31,8 +31,8 @@ pub struct AuditRecord {
 pub struct AuditCause {
     /// A change from outside, or a decision.
     pub kind: CauseKind,
-    /// Of a farm's change: ModifyIndex of the record or command that it acted on. `None`: a user's change is in the same
-    /// transaction, the record is gone, or several records were acted on.
+    /// Of a farm's change: ModifyIndex of the record or command that it acted on. `None`: a user's change is in the
+    /// same transaction, the record is gone, or several records were acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Index>,
     /// Version of the program that wrote the record.

@@ -1,7 +1,8 @@
 //! The status that the owner farm writes: the value of `rcfarm/job_status/<ns>/<name>`. Pure.
 //!
 //! It holds Volcano's phase and counters, Kubeflow's conditions and replica statuses, and the owner's memory: attempts,
-//! handled events and delayed actions. Each transaction of the owner replaces the status by CAS and increments `revision`.
+//! handled events and delayed actions. Each transaction of the owner replaces the status by CAS and increments
+//! `revision`.
 
 mod conditions;
 mod failures;
@@ -376,7 +377,8 @@ pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
 }
 
 impl JobStatus {
-    /// Drops the failures, then the members' lost nodes, and merges the members' pauses into one if it is larger than [`LARGEST_STATUS`].
+    /// Drops the failures, then the members' lost nodes, and merges the members' pauses into one if it is larger than
+    /// [`LARGEST_STATUS`].
     pub fn keep_small(&mut self) {
         // Fewer are surely small; encoding takes time.
         const FEW: usize = 1_000;

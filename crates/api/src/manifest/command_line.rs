@@ -172,7 +172,8 @@ pub struct Expanded {
 }
 
 impl Expanded {
-    /// Adds the variables `own` to the node's `env`, each expanded with those before it, and expands `command` with all.
+    /// Adds the variables `own` to the node's `env`, each expanded with those before it, and expands `command` with
+    /// all.
     ///
     /// # Errors
     /// [`FieldError`] at `env`, `env.<NAME>` or `command`: a string is longer than [`LONGEST_STRING`], or all together

@@ -114,8 +114,8 @@ impl ProcessStanza {
         Ok(words)
     }
 
-    /// Checks durations and the size of arguments and environment, as far as it does not depend on the node. Returns the
-    /// size in bytes.
+    /// Checks durations and the size of arguments and environment, as far as it does not depend on the node. Returns
+    /// the size in bytes.
     ///
     /// # Errors
     /// [`FieldError`] of the first field that breaks a rule.

@@ -1,7 +1,7 @@
 //! Records of nodes, and the health of pods.
 //!
-//! Keys read and written: none here. Node agents write `rcfarm/nodes/<node>`, `health/` and `status/pods/`; farms and commands
-//! read them.
+//! Keys read and written: none here. Node agents write `rcfarm/nodes/<node>`, `health/` and `status/pods/`; farms and
+//! commands read them.
 
 pub mod ports;
 pub mod record;

@@ -1,7 +1,7 @@
 //! Stored form of a placement's members: by task a list of nodes, `null` for a member without one.
 //!
-//! A list of more than [`PLAIN_BYTES`] is stored as runs: `{"node": "n1", "count": 40}` stands for 40 neighbours on `n1`,
-//! and one without `node` for members without a node. Both forms are read.
+//! A list of more than [`PLAIN_BYTES`] is stored as runs: `{"node": "n1", "count": 40}` stands for 40 neighbours on
+//! `n1`, and one without `node` for members without a node. Both forms are read.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The status that the scheduler's owner writes: the value of `rcfarm/pod_group_status/<ns>/<name>`.
 //!
-//! It is also the write-ahead record of a gang's placement ([`GroupPlacement`]): one CAS writes the whole placement here
-//! before anything is allocated on a node, so that any later owner can finish or undo it.
+//! It is also the write-ahead record of a gang's placement ([`GroupPlacement`]): one CAS writes the whole placement
+//! here before anything is allocated on a node, so that any later owner can finish or undo it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -170,8 +170,8 @@ impl QueueSpec {
         self.parent.as_ref().filter(|parent| parent.as_str() != ROOT)
     }
 
-    /// Names of fields that have no effect, so that users are told. `weight` and `reclaimable` are among them unless they
-    /// say what is so anyway.
+    /// Names of fields that have no effect, so that users are told. `weight` and `reclaimable` are among them unless
+    /// they say what is so anyway.
     pub fn ignored(&self) -> Vec<String> {
         let differs = [("reclaimable", !self.reclaimable), ("weight", self.weight != 1)];
         let known = differs.into_iter().filter(|(_, differs)| *differs).map(|(field, _)| field);

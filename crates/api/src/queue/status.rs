@@ -1,7 +1,7 @@
 //! The status that the scheduler's owner writes: the value of `rcfarm/queue_status/<name>`.
 //!
-//! Counters and amounts change in the transaction that changes the groups they count, so at every index they equal a recount
-//! of the PodGroup statuses.
+//! Counters and amounts change in the transaction that changes the groups they count, so at every index they equal a
+//! recount of the PodGroup statuses.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! The RC record as square/p2 stores it, and its checked form.
 //!
-//! [`RcRecord`] is the value of `replication_controllers/<uuid>` field by field (`p2.md` §1.2); unknown fields are kept.
-//! [`RcSpec`] is the record after every rule was checked; controllers use only that.
+//! [`RcRecord`] is the value of `replication_controllers/<uuid>` field by field (`p2.md` §1.2); unknown fields are
+//! kept. [`RcSpec`] is the record after every rule was checked; controllers use only that.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The status that the owner farm writes: the value of `status/replication_controllers/<uuid>/rcfarm`.
 //!
-//! Each transaction of the owner replaces the status by CAS and increments `revision`. A transaction whose answer was lost
-//! is therefore refused if it arrives after a later one.
+//! Each transaction of the owner replaces the status by CAS and increments `revision`. A transaction whose answer was
+//! lost is therefore refused if it arrives after a later one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -187,8 +187,8 @@ pub enum RcReason {
     LockHeld,
     /// A transfer was undone; see `last_error`.
     TransferFailed,
-    /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static. Or no node can run
-    /// the manifest.
+    /// Pods are on nodes that cannot start them, and no other node is free, or the strategy is static. Or no node can
+    /// run the manifest.
     CannotStart,
     /// A pod is set aside: several nodes in a row went down soon after they were given it.
     NodesLost,

@@ -39,8 +39,8 @@ pub struct SchedulerSpec {
     pub node_selector: String,
     /// Order in which nodes with room are chosen.
     pub packing: Packing,
-    /// Seconds that an admitted group may stay without a placement. The first of a strict queue blocks the others without
-    /// limit.
+    /// Seconds that an admitted group may stay without a placement. The first of a strict queue blocks the others
+    /// without limit.
     pub schedule_timeout_seconds: u64,
     /// Seconds before a group that went back is admitted again, the first time.
     pub backoff_base_seconds: u64,

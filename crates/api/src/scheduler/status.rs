@@ -1,7 +1,7 @@
 //! The status that the owner farm writes: the value of `rcfarm/scheduler_status/<name>`.
 //!
-//! Each transaction of the owner replaces the status by CAS and increments `revision`. A transaction whose answer was lost
-//! is therefore refused if it arrives after a later one.
+//! Each transaction of the owner replaces the status by CAS and increments `revision`. A transaction whose answer was
+//! lost is therefore refused if it arrives after a later one.
 
 use serde::{Deserialize, Serialize};
 
