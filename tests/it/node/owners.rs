@@ -6,6 +6,7 @@ use rcfarm_api::ids::{Namespaced, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::pod_group::pod_ids::PodIdFormat;
+use rcfarm_testing::wait::eventually;
 use serde_json::json;
 
 use crate::harness::{Cluster, Host, id};
@@ -89,6 +90,7 @@ async fn the_next_owner_of_an_id_gets_no_files_of_the_one_before() {
     host.intend("train-w-0", &text).await;
     let second = running(&host, "train-w-0").await;
     assert_eq!(second.processes[0].restarts, 0);
+    eventually("its output", || host.log("train-w-0").ends_with('\n')).await;
     assert_eq!(host.log("train-w-0"), "other\n");
     host.end().await;
 }
@@ -111,6 +113,7 @@ async fn the_next_owner_of_an_id_gets_no_files_of_a_forgotten_pod() {
     host.start();
     let second = running(&host, "train-w-0").await;
     assert_eq!(second.processes[0].restarts, 0);
+    eventually("its output", || host.log("train-w-0").ends_with('\n')).await;
     assert_eq!(host.log("train-w-0"), "other\n");
     host.end().await;
 }
