@@ -199,7 +199,7 @@ impl JobController {
         // The status may be that of an older job of this name.
         let before = if old.uid == input.uid { old.state.phase } else { JobPhase::Pending };
         loop {
-            let step = self.build_step(input, self.merged_plan(input, room), before, room);
+            let step = self.build_step(input, self.merged_plan(input, room), before, room)?;
             match (self.fits(&step, room), room) {
                 (true, _) => return Ok(step),
                 (false, 1) => {

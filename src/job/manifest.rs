@@ -226,6 +226,7 @@ fn limits(containers: &[Container]) -> Option<LimitsStanza> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::writes;
     use rcfarm_api::Index;
     use rcfarm_api::manifest::Manifest;
     use rcfarm_node::spec::{LaunchSpec, PodSpec};
@@ -313,6 +314,37 @@ mod tests {
             };
             assert_eq!(per_peer, expected, "{name}: {few}, {many}");
         }
+    }
+
+    /// Addresses that are longer than the document's check expects.
+    #[test]
+    fn members_whose_peers_do_not_fit_into_a_variable_are_not_made() {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let document = |workers: u32| {
+            let container = json!({"name": "tensorflow", "command": ["t"]});
+            let worker =
+                json!({"replicas": workers, "template": {"spec": {"containers": [container]}}});
+            json!({"kind": "TFJob", "spec": {"tfReplicaSpecs": {"Worker": worker}}})
+        };
+        let address = |node: &NodeName| format!("{node}.rack.example.com");
+        let check = |workers: u32, first: usize| {
+            let job = crate::job::document::read(&id, &document(workers)).unwrap().spec;
+            let node = |n: u32| format!("node-{n:05}").parse::<NodeName>().unwrap();
+            let slots = (0..workers).map(|n| (Slot::new("Worker", n), node(n)));
+            let places: BTreeMap<Slot, NodeName> = slots.collect();
+            let placed = placed(&id, &job, &places, &address);
+            let creates = (0..workers).map(|n| {
+                let slot = Slot::new("Worker", n);
+                Create { node: node(n), slot, version: 0, attempt: 0 }
+            });
+            let creates: Vec<Create> = creates.collect();
+            let (now, later) = creates.split_at(first);
+            writes::check_strings(&placed, &writes::made(&placed, now), later)
+        };
+        check(3_000, 1).unwrap();
+        let error = check(4_000, 1).unwrap_err();
+        assert_eq!(error.path, "launchables.tensorflow.env.TF_CONFIG");
+        assert!(error.problem.contains("MAX_ARG_STRLEN"), "{error}");
     }
 
     #[test]

@@ -16,9 +16,11 @@ use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, Slot};
 use rcfarm_api::job::status::JobMembers;
 use rcfarm_api::key::{self, ATTEMPT_LABEL as ATTEMPT, JOB_UID_LABEL as UID};
 use rcfarm_api::labels::{Labels, encode_labels};
+use rcfarm_api::manifest::command_line::LONGEST_STRING;
+use rcfarm_api::manifest::{Manifest, PodManifest};
 use rcfarm_api::pod_group::pod_ids::{PodIdFormat, without_hash};
 use rcfarm_api::pod_group::spec::{self as group, OwnerRef, PodGroupRecord, PodGroupSpec};
-use rcfarm_api::{ResourceList, Slots, priority_class};
+use rcfarm_api::{FieldError, ResourceList, Slots, priority_class};
 use rcfarm_store::{Index, Op};
 
 const QUEUE: &str = "volcano.sh/queue-name";
@@ -115,6 +117,32 @@ pub fn made_one(
     let place = PodRef { node: create.node.clone(), pod };
     Some(Made { place, identity: placed.identity(create), manifest })
 }
+
+/// Refuses pods that no node can run, because an argument or a variable is longer than the kernel allows. What the
+/// document holds was checked before, so the addresses of the peers make it so. `rest`: pods of later transactions, of
+/// which the last is checked: members of a task differ in the digits of their index.
+///
+/// # Errors
+/// [`FieldError`] below the manifest.
+pub fn check_strings(
+    placed: &Placed<'_>,
+    made: &[Made],
+    rest: &[Create],
+) -> Result<(), FieldError> {
+    // No string is longer than the manifest that holds it.
+    let is_long = |one: &&Made| one.manifest.len() + MOST_DIGITS > LONGEST_STRING;
+    let Some(largest) = made.iter().max_by_key(|one| one.manifest.len()).filter(is_long) else {
+        return Ok(());
+    };
+    let last = rest.last().and_then(|create| made_one(placed, create, &placed.peers()));
+    [Some(largest), last.as_ref()]
+        .into_iter()
+        .flatten()
+        .try_for_each(|one| PodManifest::read(&Manifest::parse(&one.manifest)?)?.check_processes())
+}
+
+/// Greatest difference in the length of two members' indexes.
+const MOST_DIGITS: usize = 5;
 
 /// Operations that create a pod; refused if labels or intent exist.
 #[must_use]

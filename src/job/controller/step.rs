@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{FIXED_OPS, JobController, JobView, POD_OPS};
+use crate::farm::kind::ReconcileError;
 use crate::job::manifest::{Placed, PodIdentity};
 use crate::job::plan::{Create, GroupStep, JobPlan};
 use crate::job::writes::{self, Made};
@@ -40,13 +41,16 @@ pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {
     /// Builds the transaction of a plan. `room`: limit of pods created; the rest is left to later transactions.
+    ///
+    /// # Errors
+    /// [`ReconcileError::Record`]: no node can run a pod.
     pub(super) fn build_step(
         &self,
         input: &JobView,
         mut plan: JobPlan,
         before: JobPhase,
         room: usize,
-    ) -> PlannedStep {
+    ) -> Result<PlannedStep, ReconcileError> {
         let rest = plan.create.split_off(room.min(plan.create.len()));
         let job = &input.record.read.spec;
         let address = |node: &NodeName| self.caches.address(node);
@@ -57,6 +61,10 @@ impl JobController {
         let (places, ports) = (&bound, &self.given_ports(input));
         let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids };
         let made = writes::made(&placed, &plan.create);
+        writes::check_strings(&placed, &made, &rest).map_err(|error| {
+            let why = format!("its members cannot be told of all peers, use fewer: {error}");
+            ReconcileError::Record(why)
+        })?;
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
         if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
             // Refused if the placement has changed.
@@ -68,7 +76,7 @@ impl JobController {
         let removed = self.remove(input, &plan, &mut ops);
         let group = self.change_group(input, &plan, &mut ops);
         self.delete_command(&plan, &mut ops);
-        PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before }
+        Ok(PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before })
     }
 
     /// Removes the plan's pods, and as many orphans of an older job of the name as there is room for.

@@ -5,6 +5,7 @@
 
 mod fields;
 mod kubeflow;
+mod peers;
 mod pod;
 mod template;
 mod validate;

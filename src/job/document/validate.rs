@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::fields::{FieldIssues, queue_field};
 use super::kubeflow::field_of;
+use super::peers;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{
     Framework, JobSpec, JobTask, LifecyclePolicy, Plugin, PolicyEvent, Restart, Slot,
@@ -29,6 +30,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
         return;
     }
     size(job, remarks);
+    peers::check(id, job, remarks);
     tasks(id, job, remarks);
     policies("spec.policies", &job.policies, remarks);
     for (n, task) in job.tasks.iter().enumerate() {

@@ -1,0 +1,165 @@
+//! Size of the variables that tell members of their peers, before any of them has a node. Pure.
+//!
+//! The kernel bounds each variable. Addresses are those of nodes, which are not known yet: with the shortest ones a
+//! variable has its least size, with the longest IPv4 addresses the size to expect at most. The controller checks the
+//! exact size when the nodes are known ([`writes::check_strings`](crate::job::writes::check_strings)).
+
+use super::fields::FieldIssues;
+use super::validate::task_path;
+use crate::job::frameworks::{self, Cluster, ClusterPeer, Variable};
+use rcfarm_api::FieldError;
+use rcfarm_api::ids::Namespaced;
+use rcfarm_api::job::spec::{Framework, JobSpec, Plugin, Slot};
+use rcfarm_api::manifest::command_line::LONGEST_STRING;
+
+/// Addresses of the least and of the greatest length that IPv4 has.
+const ADDRESSES: [&str; 2] = ["1.1.1.1", "111.111.111.111"];
+/// Jobs with fewer members are not examined: 40 bytes for each fit into a variable. No framework needs more for one.
+const FEW: usize = LONGEST_STRING / 40;
+
+/// Refuses a job whose members cannot be told of all their peers; warns where that depends on the addresses.
+pub(super) fn check(id: &Namespaced, job: &JobSpec, issues: &mut FieldIssues) {
+    if (job.replicas() as usize) < FEW {
+        return;
+    }
+    let [shortest, longest] = ADDRESSES.map(|address| too_long(id, job, address));
+    let is_certain = shortest.is_some();
+    let Some((variable, bytes)) = shortest.or(longest) else { return };
+    let largest = (0..job.tasks.len()).max_by_key(|n| job.tasks[*n].replicas).unwrap_or_default();
+    let field = format!("{}.replicas", task_path(job, largest));
+    let least = ADDRESSES[usize::from(!is_certain)].len();
+    let problem = format!(
+        "with addresses of {least} bytes {variable} has {bytes} bytes: the kernel allows {LONGEST_STRING} \
+         (MAX_ARG_STRLEN)"
+    );
+    let issue = FieldError::new(field, problem, remedy(job));
+    match is_certain {
+        true => issues.problems.push(issue),
+        false => issues.warnings.push(issue),
+    }
+}
+
+/// The longest variable of any member and its size, if it is too long when all peers have this address.
+fn too_long(id: &Namespaced, job: &JobSpec, address: &str) -> Option<(String, usize)> {
+    let peer = |_: &Slot| ClusterPeer { host: address.to_owned(), offset: 0, assigned: None };
+    let cluster = Cluster { id, job, peer: &peer };
+    let tasks = job.tasks.iter().filter(|task| task.replicas > 0);
+    // Members of a task differ in the digits of their index.
+    let last = tasks.map(|task| Slot::new(&task.name, task.replicas - 1));
+    let all = last.flat_map(|slot| frameworks::of(job.framework).environment(&cluster, &slot));
+    let size = |one: &Variable| one.name.len() + 1 + one.value.len();
+    let longest = all.max_by_key(size)?;
+    (size(&longest) > LONGEST_STRING).then(|| (longest.name.clone(), size(&longest)))
+}
+
+fn remedy(job: &JobSpec) -> &'static str {
+    match job.framework {
+        Framework::TensorFlow => "use fewer replicas, or enableDynamicWorker",
+        Framework::Volcano if job.plugins.contains_key(&Plugin::Svc) => {
+            "use fewer replicas, or the argument --inject-hosts-env=false of the plugin svc"
+        }
+        _ => "use fewer replicas",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::job::document::read;
+
+    /// Problems, and warnings about sizes.
+    fn issues(document: &Value) -> (Vec<FieldError>, Vec<FieldError>) {
+        let id: Namespaced = "default/t".parse().unwrap();
+        match read(&id, document) {
+            Ok(mut read) => {
+                read.warnings.retain(|warning| warning.problem.contains("MAX_ARG_STRLEN"));
+                (Vec::new(), read.warnings)
+            }
+            Err(problems) => (problems, Vec::new()),
+        }
+    }
+
+    fn template(name: &str) -> Value {
+        json!({"spec": {"restartPolicy": "Never", "containers": [{"name": name, "command": ["x"]}]}})
+    }
+
+    fn tensorflow(workers: u32, is_dynamic: bool) -> Value {
+        let worker = json!({"replicas": workers, "template": template("tensorflow")});
+        json!({"kind": "TFJob", "spec": {
+            "enableDynamicWorker": is_dynamic, "tfReplicaSpecs": {"Worker": worker}}})
+    }
+
+    fn volcano(members: u32, arguments: Value) -> Value {
+        let task = json!({"name": "w", "replicas": members, "template": template("c")});
+        json!({"spec": {"plugins": {"svc": arguments}, "tasks": [task]}})
+    }
+
+    #[test]
+    fn job_whose_members_cannot_be_told_of_their_peers_is_refused() {
+        for (document, field, words) in [
+            (
+                tensorflow(9_000, false),
+                "spec.tfReplicaSpecs.Worker.replicas",
+                ["TF_CONFIG has 135094 bytes", "enableDynamicWorker"],
+            ),
+            (
+                volcano(17_000, json!([])),
+                "spec.tasks[0].replicas",
+                ["VC_W_HOSTS has 136010 bytes", "--inject-hosts-env=false"],
+            ),
+        ] {
+            let (problems, _) = issues(&document);
+            let [problem] = &problems[..] else { panic!("{problems:?}") };
+            assert_eq!(problem.path, field);
+            let text = problem.to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+            assert!(text.contains("131071") && text.contains("fewer replicas"), "{text}");
+        }
+    }
+
+    #[test]
+    fn job_is_warned_of_where_the_addresses_decide() {
+        for document in [tensorflow(6_300, false), volcano(9_400, json!([]))] {
+            let (problems, warnings) = issues(&document);
+            assert_eq!(problems, []);
+            assert!(warnings[0].problem.contains("addresses of 15 bytes"), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn job_whose_variables_fit_is_accepted() {
+        for document in [
+            tensorflow(5_600, false),
+            tensorflow(9_000, true),
+            volcano(8_000, json!([])),
+            volcano(17_000, json!(["--inject-hosts-env=false"])),
+        ] {
+            let (problems, warnings) = issues(&document);
+            assert_eq!((problems, warnings), (vec![], vec![]), "{document}");
+        }
+    }
+
+    /// The limit below which jobs are not examined leaves none out.
+    #[test]
+    fn variables_of_small_jobs_fit_whatever_the_framework() {
+        let few = u32::try_from(FEW).unwrap();
+        let member = |name: &str, n: u32| json!({"replicas": n, "template": template(name)});
+        let operator = |kind: &str, specs: &str, name: &str, first: &str| {
+            let members = json!({first: member(name, 1), "Worker": member(name, few - 2)});
+            json!({"kind": kind, "spec": {specs: members}})
+        };
+        for document in [
+            tensorflow(few - 1, false),
+            volcano(few - 1, json!([])),
+            operator("XGBoostJob", "xgbReplicaSpecs", "xgboost", "Master"),
+            operator("MPIJob", "mpiReplicaSpecs", "mpi", "Launcher"),
+            operator("PyTorchJob", "pytorchReplicaSpecs", "pytorch", "Master"),
+        ] {
+            let id: Namespaced = "default/t".parse().unwrap();
+            let job = read(&id, &document).unwrap().spec;
+            assert_eq!(too_long(&id, &job, ADDRESSES[1]), None, "{document}");
+        }
+    }
+}
