@@ -352,9 +352,50 @@ fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<FieldDiffe
 
 #[cfg(test)]
 mod tests {
+    use rcfarm_api::audit::{
+        Actor, AuditCause, AuditRecord, Details, LONGEST_REPEATED, PriorityClassChange, QueueChange,
+    };
+    use rcfarm_api::{Index, Timestamp};
+    use rcfarm_store::audit_op;
     use serde_json::json;
+    use uuid::Uuid;
 
     use super::*;
+
+    /// The record repeats what was there and what is there now.
+    #[test]
+    fn largest_audit_record_of_a_queue_or_class_fits_beside_it() {
+        let name = "q".repeat(200);
+        let actor = Actor::user(&"\u{1}".repeat(10_000));
+        // Quotes count twice in JSON.
+        let longest = Some(json!({"a": "\"".repeat((LONGEST_REPEATED - 8) / 2)}));
+        assert_eq!(longest.as_ref().unwrap().to_string().len(), LONGEST_REPEATED);
+        let reason = "Requested".to_owned();
+        for value in [longest, Some(json!({"a": "x".repeat(400_000)}))] {
+            let queue = QueueChange {
+                queue: name.parse().unwrap(),
+                actor: actor.clone(),
+                reason: reason.clone(),
+                farm: Some(name.parse().unwrap()),
+                before: value.clone(),
+                after: value.clone(),
+            };
+            let class = PriorityClassChange {
+                priority_class: name.parse().unwrap(),
+                actor: actor.clone(),
+                reason: reason.clone(),
+                before: value.clone(),
+                after: value,
+            };
+            let all = [Details::QueueChanged(queue), Details::PriorityClassChanged(class)];
+            for details in all {
+                let record = AuditRecord::new(&details, Timestamp::MAX)
+                    .caused_by(AuditCause::external(Some(Index(u64::MAX))));
+                let bytes = audit_op(Uuid::max(), &record).body_bytes();
+                assert!(bytes <= AUDIT_BYTES, "{:?}: {bytes}", record.event_type);
+            }
+        }
+    }
 
     #[test]
     fn differences_are_named_by_path() {

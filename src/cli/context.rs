@@ -72,7 +72,7 @@ impl CommandContext {
 
     /// Who runs the command, for the audit log.
     pub(super) fn actor(&self) -> Actor {
-        Actor::User { name: self.user.clone() }
+        Actor::user(&self.user)
     }
 
     pub(super) fn now(&self) -> Timestamp {

@@ -200,10 +200,10 @@ impl SchedulerController {
         before: &QueueRecord,
         after: &QueueRecord,
     ) -> Details {
-        let by = pending.command.issued_by.clone();
+        let by = pending.command.issued_by.as_str();
         Details::QueueChanged(QueueChange {
             queue: name.clone(),
-            actor: if by.is_empty() { Actor::Farm } else { Actor::User { name: by } },
+            actor: if by.is_empty() { Actor::Farm } else { Actor::user(by) },
             reason: pending.command.action.to_string(),
             farm: Some(self.ctx.farm.clone()),
             before: serde_json::to_value(&before.spec).ok(),

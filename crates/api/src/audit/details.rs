@@ -1,5 +1,6 @@
 //! Typed details of each event.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
@@ -11,6 +12,7 @@ use uuid::Uuid;
 use super::{EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange};
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
+use crate::manifest::command_line::cut;
 use crate::manifest::content_hash;
 use crate::text::converts_as_text;
 use crate::{Index, InvalidText, Timestamp};
@@ -92,6 +94,17 @@ pub enum Actor {
     },
     /// A rolling update.
     RollingUpdate,
+}
+
+/// Longest name of a user in the log, in bytes; the rest is cut.
+const LONGEST_USER: usize = 200;
+
+impl Actor {
+    /// A user, whose name is cut if it is too long for the log.
+    #[must_use]
+    pub fn user(name: &str) -> Actor {
+        Actor::User { name: cut(name, LONGEST_USER) }
+    }
 }
 
 /// A controller's pods were scheduled, removed, moved or repaired. The first four fields are p2's.
@@ -381,6 +394,19 @@ details!(
 const RC_ID: &str = "replication_controller_id";
 
 impl Details {
+    /// The details as they are written: without values that are too long for the log.
+    pub(super) fn abridged(&self) -> Cow<'_, Details> {
+        match self {
+            Details::QueueCreated(d) => Cow::Owned(Details::QueueCreated(d.abridged())),
+            Details::QueueChanged(d) => Cow::Owned(Details::QueueChanged(d.abridged())),
+            Details::QueueDeleted(d) => Cow::Owned(Details::QueueDeleted(d.abridged())),
+            Details::PriorityClassChanged(d) => {
+                Cow::Owned(Details::PriorityClassChanged(d.abridged()))
+            }
+            _ => Cow::Borrowed(self),
+        }
+    }
+
     /// The controller of the event. `None` for events about other objects, and for those of p2 that name none.
     pub fn controller(&self) -> Option<RcId> {
         match self {

@@ -8,9 +8,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::job_fold::fold_jobs;
+use super::queues::is_abridged;
 use super::{
     AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController, FoldedJob,
-    PROMISE_LEAKED, QueueChange, Retarget,
+    PROMISE_LEAKED, QueueChange, Retarget, abridged,
 };
 use crate::Index;
 use crate::ids::{Namespaced, NodeName, QueueName, RcId};
@@ -319,6 +320,11 @@ pub fn compare_queues(
     stored: &BTreeMap<QueueName, QueueSpec>,
 ) -> BTreeSet<QueueName> {
     let differs = |(name, logged): &(&QueueName, &Option<Value>)| {
+        if let (Some(logged), Some(stored)) = (logged, stored.get(*name))
+            && is_abridged(logged)
+        {
+            return serde_json::to_value(stored).is_ok_and(|spec| abridged(spec) != *logged);
+        }
         let logged = logged.as_ref().map(|spec| serde_json::from_value::<QueueSpec>(spec.clone()));
         match (logged, stored.get(*name)) {
             (Some(Ok(logged)), Some(stored)) => logged != *stored,

@@ -31,7 +31,9 @@ pub use job_fold::{
 };
 pub use jobs::{JobChange, JobStep};
 pub use prune::{PrunePlan, prune_plan};
-pub use queues::{GroupChange, GroupsOrdered, PriorityClassChange, QueueChange};
+pub use queues::{
+    GroupChange, GroupsOrdered, LONGEST_REPEATED, PriorityClassChange, QueueChange, abridged,
+};
 pub use record::{AuditCause, AuditRecord, CauseKind, EventType, SCHEMA_VERSION};
 
 #[cfg(test)]

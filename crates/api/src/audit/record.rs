@@ -72,11 +72,11 @@ impl AuditCause {
 impl Stored for AuditRecord {}
 
 impl AuditRecord {
-    /// A record with these details.
+    /// A record with these details. What is too long for the log is replaced ([`abridged`](super::abridged)).
     pub fn new(details: &Details, timestamp: Timestamp) -> Self {
         AuditRecord {
             event_type: details.event_type(),
-            event_details: details.to_json(),
+            event_details: details.abridged().to_json(),
             timestamp,
             schema_version: SCHEMA_VERSION,
             cause: None,
