@@ -2,6 +2,7 @@
 
 mod acl_policies;
 mod agents;
+mod carried;
 mod controllers;
 mod gangs;
 mod jobs;
