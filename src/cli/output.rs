@@ -51,7 +51,7 @@ impl ColorWhen {
             "color" => words.get(n + 1).copied(),
             word => word.strip_prefix("color="),
         });
-        let flag = values.filter_map(|value| ColorWhen::from_str(value, false).ok()).last();
+        let flag = values.filter_map(|value| ColorWhen::from_str(value, false).ok()).next_back();
         ColorWhen::chosen(flag, words.contains(&"no-color"))
     }
 
