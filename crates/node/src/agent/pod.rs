@@ -280,6 +280,13 @@ impl PodTask {
         is_new
     }
 
+    /// Notes the intent that the pod's last report names. Returns whether the pod must be stored: now the report of the
+    /// intent before proves nothing. A snapshot may have it, and lack the present intent.
+    #[must_use]
+    pub(super) fn report_written(&mut self, named: Option<IntentIndex>) -> bool {
+        named.is_some() && named == self.intended.index && self.reported.take().is_some()
+    }
+
     /// Notes that the pod is not to be forgotten.
     pub(super) fn listed(&mut self) {
         (self.proof, self.unclear, self.forget_at) = (Proof::Unasked, 0, None);

@@ -3,6 +3,9 @@
 //! The watch is a chain of blocking reads of the keys, at most one a second, and only while the agent has written a
 //! reality: the prefix is then not empty, and other nodes' writes do not wake it (`consul-semantics.md` §0 #9). What it
 //! finds only asks for a comparison of the reports with Consul; the comparison decides.
+//!
+//! After a restored snapshot a blocking read returns early with what was there before (`consul-semantics.md` §0 #12).
+//! That asks for a comparison, too: an intent that is deleted before its report is back could not be proved to be gone.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,6 +17,7 @@ use tracing::debug;
 use super::event::AgentEvent;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::LONGEST_WAIT;
 use rcfarm_store::{Answer, Env, Index, Query};
 
@@ -43,6 +47,7 @@ impl RealityWatch {
         let (store, events, after) = (env.store.clone(), events.clone(), self.index);
         let prefix = key::node_realities(node);
         async move {
+            let asked = monotonic();
             let query = match after {
                 Index::ZERO => Query::CONSISTENT,
                 after => {
@@ -52,6 +57,13 @@ impl RealityWatch {
             };
             let listed = match store.keys(&prefix, None, query).await {
                 Ok(Answer { value, index, filtered }) => {
+                    let is_restored = after != Index::ZERO
+                        && index == after
+                        && monotonic() < asked + EVERY + LONGEST_WAIT;
+                    if is_restored {
+                        let _ = events.send(AgentEvent::CompareReports);
+                    }
+                    let index = if is_restored { Index::ZERO } else { index };
                     let pods = value.iter().filter_map(|key| prefix.tail(key)?.parse().ok());
                     Some(Answer { value: pods.collect::<BTreeSet<PodId>>(), index, filtered })
                 }

@@ -236,7 +236,9 @@ impl AgentLoop {
             }
             AgentEvent::Realities(pods) => self.reporter.found_in_consul(pods),
             AgentEvent::Reported(outcome, sent) => {
-                match self.reporter.finished(outcome, sent, &self.pods.by_id) {
+                let result = self.reporter.finished(outcome, sent, &self.pods.by_id);
+                self.note_reported();
+                match result {
                     ReportResult::Done => {}
                     ReportResult::Outdated => self.read_intents_again.notify_one(),
                     ReportResult::Changed => self.compare_reports(),
@@ -306,6 +308,17 @@ impl AgentLoop {
             }
         }
         self.intents = Some(intents);
+    }
+
+    /// Stores pods whose reports name their present intents since now.
+    fn note_reported(&mut self) {
+        let mut named = Vec::new();
+        for (id, pod) in &mut self.pods.by_id {
+            if pod.report_written(self.reporter.reported(id).map(|(intent, _)| intent)) {
+                named.push(id.clone());
+            }
+        }
+        named.iter().for_each(|id| self.pods.store(id));
     }
 
     /// Asks Consul whether the intents of these pods are gone.

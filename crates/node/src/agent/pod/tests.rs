@@ -170,6 +170,11 @@ fn intent_written_again_is_proved_by_the_report_of_the_one_before() {
     next.set_reported(stored.reported);
     assert_eq!(next.expected(None).intents, [index(7), index(5)]);
     assert!(!next.intended_again(again, None), "nothing is to be stored");
+    // A snapshot may have the report of the one before, and lack the new one.
+    assert!(!next.report_written(Some(index(5))));
+    assert!(next.report_written(Some(index(7))));
+    assert_eq!(next.expected(None).intents, [index(7)]);
+    assert!(!next.report_written(Some(index(7))));
 }
 
 #[test]
