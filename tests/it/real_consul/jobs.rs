@@ -272,3 +272,41 @@ async fn members_with_edited_labels_follow_the_claim_table_and_the_job_restarts_
     }
     farm.stop().await;
 }
+
+/// Lines 6 and 7 of the claim table: a pod with a member's labels and without an owner is not adopted if it has no
+/// intent, or if the job is being deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn unowned_pods_are_not_adopted_without_intent_or_by_a_job_that_ends() {
+    let stage = Stage::new().await;
+    let farm = stage.cluster.farm_process("a", &[]);
+    let slow = JOB
+        .replace("[sleep, '600']", "[sh, -c, \"trap '' TERM; while :; do sleep 1; done\"]")
+        .replace("terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 8");
+    let file = stage.cluster.dir.path().join("slow.yaml");
+    std::fs::write(&file, slow.replace("NAME", "slow")).unwrap();
+    stage.cluster.run(&["apply", "-f", "slow.yaml"]).await.ok();
+    stage.runs("slow", [0, 0, 0], 0).await;
+    let pods = stage.cluster.keys(&key::labels(key::LabelKind::Pod)).await;
+    let key = pods.into_iter().find(|key| key.contains("/slow-a-1")).unwrap();
+    let member = Labels { stage: &stage, key };
+    let mut labels = member.read().await.unwrap();
+    labels.as_object_mut().unwrap().remove("rcfarm/job_uid");
+    let elsewhere = Labels { stage: &stage, key: member.key.replacen("/n1/", "/n2/", 1) };
+    stage.cluster.put(&elsewhere.key, labels.to_string()).await;
+    stage.cluster.run(&["job", "restart-pod", "slow", "b", "0"]).await.ok();
+    stage.runs("slow", [0, 0, 1], 0).await;
+    assert_eq!(elsewhere.read().await, Some(labels.clone()), "it has no intent");
+
+    let deletion = ["job", "delete", "slow", "--timeout", "80s"];
+    let intended = async {
+        until("its members are being stopped", || async { !member.is_intended().await }).await;
+        let pod = member.key.rsplit('/').next().unwrap();
+        let intent = elsewhere.key.replacen("labels/pod/", "intent/", 1);
+        stage.cluster.put(&intent, format!("id: {pod}\nlaunchables: {{}}\n")).await;
+    };
+    let (deleted, ()) = tokio::join!(stage.cluster.run(&deletion), intended);
+    deleted.ok();
+    assert_eq!(elsewhere.read().await, Some(labels), "the job is being deleted");
+    assert!(elsewhere.is_intended().await);
+    farm.stop().await;
+}
