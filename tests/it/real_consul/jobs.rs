@@ -273,10 +273,10 @@ async fn members_with_edited_labels_follow_the_claim_table_and_the_job_restarts_
     farm.stop().await;
 }
 
-/// Lines 6 and 7 of the claim table: a pod with a member's labels and without an owner is not adopted if it has no
-/// intent, or if the job is being deleted.
+/// Lines 4, 6 and 7 of the claim table: a pod with a member's labels and without an owner is not adopted if it has no
+/// intent, or if the job is being deleted. Then a pod with the job's uid and other labels is not released, either.
 #[tokio::test(flavor = "multi_thread")]
-async fn unowned_pods_are_not_adopted_without_intent_or_by_a_job_that_ends() {
+async fn pods_are_not_adopted_without_intent_nor_claimed_by_a_job_that_ends() {
     let stage = Stage::new().await;
     let farm = stage.cluster.farm_process("a", &[]);
     let slow = JOB
@@ -287,8 +287,11 @@ async fn unowned_pods_are_not_adopted_without_intent_or_by_a_job_that_ends() {
     stage.cluster.run(&["apply", "-f", "slow.yaml"]).await.ok();
     stage.runs("slow", [0, 0, 0], 0).await;
     let pods = stage.cluster.keys(&key::labels(key::LabelKind::Pod)).await;
-    let key = pods.into_iter().find(|key| key.contains("/slow-a-1")).unwrap();
-    let member = Labels { stage: &stage, key };
+    let key = |task: &str| pods.iter().find(|key| key.contains(task)).unwrap().clone();
+    let member = Labels { stage: &stage, key: key("/slow-a-1") };
+    let mut other = member.read().await.unwrap();
+    other["volcano.sh/job-name"] = "k".into();
+    let mislabelled = key("/slow-a-0").replacen("/n1/", "/n2/", 1);
     let mut labels = member.read().await.unwrap();
     labels.as_object_mut().unwrap().remove("rcfarm/job_uid");
     let elsewhere = Labels { stage: &stage, key: member.key.replacen("/n1/", "/n2/", 1) };
@@ -303,10 +306,12 @@ async fn unowned_pods_are_not_adopted_without_intent_or_by_a_job_that_ends() {
         let pod = member.key.rsplit('/').next().unwrap();
         let intent = elsewhere.key.replacen("labels/pod/", "intent/", 1);
         stage.cluster.put(&intent, format!("id: {pod}\nlaunchables: {{}}\n")).await;
+        stage.cluster.put(&mislabelled, other.to_string()).await;
     };
     let (deleted, ()) = tokio::join!(stage.cluster.run(&deletion), intended);
     deleted.ok();
     assert_eq!(elsewhere.read().await, Some(labels), "the job is being deleted");
     assert!(elsewhere.is_intended().await);
+    assert_eq!(stage.cluster.get(&mislabelled).await, Some(other.to_string()));
     farm.stop().await;
 }
