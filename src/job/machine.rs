@@ -102,7 +102,7 @@ pub struct JobFacts {
 /// Members to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// No member.
+    /// Every member goes on.
     Nobody,
     /// The task or pod of the request.
     Target,

@@ -25,7 +25,7 @@ fn task(dev: &JobsDev, name: &str, replicas: u32, script: &str) -> Value {
         "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}})
 }
 
-/// A Volcano job.
+/// The document of a Volcano job. `more`: the fields of its spec beside the tasks.
 fn job(name: &str, tasks: &[Value], more: Value) -> Value {
     let mut spec = more;
     spec["tasks"] = json!(tasks);
