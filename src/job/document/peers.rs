@@ -119,6 +119,16 @@ mod tests {
         }
     }
 
+    /// Each task would be told of all members: the work would grow with tasks times members.
+    #[test]
+    fn job_whose_status_is_too_large_is_not_examined() {
+        let task = |n| json!({"name": format!("t{n}"), "replicas": 50, "template": template("c")});
+        let tasks: Vec<Value> = (0..2_000).map(task).collect();
+        let (problems, _) = issues(&json!({"spec": {"plugins": {"svc": []}, "tasks": tasks}}));
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        assert!(problem.to_string().contains("status of 100000 members"), "{problem}");
+    }
+
     #[test]
     fn job_is_warned_of_where_the_addresses_decide() {
         for document in [tensorflow(6_300, false), volcano(9_400, json!([]))] {

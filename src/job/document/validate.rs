@@ -29,8 +29,10 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     if is_absurd(job, remarks) {
         return;
     }
-    size(job, remarks);
-    peers::check(id, job, remarks);
+    // What is examined of each task and its peers is bounded by the size of the status.
+    if fits(job, remarks) {
+        peers::check(id, job, remarks);
+    }
     tasks(id, job, remarks);
     policies("spec.policies", &job.policies, remarks);
     for (n, task) in job.tasks.iter().enumerate() {
@@ -70,8 +72,8 @@ fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
     false
 }
 
-/// Refuses a job whose status could outgrow a transaction.
-fn size(job: &JobSpec, remarks: &mut FieldIssues) {
+/// Refuses a job whose status could outgrow a transaction; returns whether it fits.
+fn fits(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
     let bytes = largest_status(job.tasks.iter().map(|task| (task.name.len(), task.replicas)));
     if bytes > LARGEST_STATUS {
         let why = format!(
@@ -81,6 +83,7 @@ fn size(job: &JobSpec, remarks: &mut FieldIssues) {
         );
         remarks.problem(format!("spec.{}", field_of(job.framework)), why);
     }
+    bytes <= LARGEST_STATUS
 }
 
 /// Members of a gang that restarts together stay as they have ended. A process that is started again after it succeeded
