@@ -109,9 +109,18 @@ impl KnownPods {
         self.labels.wrote(place, Some(Arc::new(LabelledMember { index, identity })), index);
     }
 
-    /// Takes in pods that were read individually. What was read earlier of others stays.
-    pub fn read(&mut self, all: Vec<(PodRef, FreshStatus)>) {
+    /// Takes in pods that were read individually. What was read earlier of others stays. `owner` is woken if a node ends
+    /// such a pod before the cache of `reality/` shows it.
+    pub fn read(
+        &mut self,
+        all: Vec<(PodRef, FreshStatus)>,
+        caches: &JobCaches,
+        owner: &Arc<Notify>,
+    ) {
         for (place, fresh) in all {
+            if fresh.real.is_some() {
+                caches.note_real(&place, fresh.index, owner);
+            }
             // An agent writes both in one transaction.
             self.fresh_reals.wrote(place.clone(), fresh.real, fresh.index);
             let index = fresh.index;
@@ -150,12 +159,20 @@ impl KnownPods {
         due.map(|(place, _)| place.clone()).collect()
     }
 
-    /// Takes in what `reality/` of a removed pod shows: hash of its manifest and ModifyIndex.
-    pub fn read_removed(&mut self, place: PodRef, real: Option<(u64, Index)>) {
+    /// Takes in what `reality/` of a removed pod shows: hash of its manifest and ModifyIndex. `owner` as for
+    /// [`KnownPods::read`].
+    pub fn read_removed(
+        &mut self,
+        place: PodRef,
+        real: Option<(u64, Index)>,
+        caches: &JobCaches,
+        owner: &Arc<Notify>,
+    ) {
         let Some(removed) = self.removed.get_mut(&place) else { return };
         match real.filter(|(hash, _)| removed.is_real(Some(*hash))) {
             Some((hash, index)) => {
                 removed.note_real(Some(hash));
+                caches.note_real(&place, index, owner);
                 self.fresh_reals.wrote(place, Some(hash), index);
             }
             None => drop(self.removed.remove(&place)),
@@ -595,6 +612,12 @@ impl JobCaches {
             self.known_jobs().retain(|id| !(known.contains(id) && is_gone(id)));
         }
         Ok(())
+    }
+
+    /// Notes that a node had a pod at `index`: `owner` is woken if it is gone when the cache can show it
+    /// ([`Cache::note_write`]).
+    fn note_real(&self, place: &PodRef, index: Index, owner: &Arc<Notify>) {
+        self.realities.note_write(key::reality(&place.node, &place.pod), index, owner);
     }
 
     /// Address of the pods of a node; without a known address, the node's name.

@@ -455,7 +455,8 @@ impl Controller for JobController {
         let Some(record) = seen.value.0.get(&self.claimed.id) else {
             return self.delete_leftovers().await;
         };
-        self.known.read(self.caches.answer_bell(&self.id).await?);
+        let rung = self.caches.answer_bell(&self.id).await?;
+        self.known.read(rung, &self.caches, &self.claimed.wake);
         let Some(mut input) = self.read_input(record).await? else {
             return Ok(Action::AwaitChange);
         };

@@ -7,7 +7,7 @@ use rcfarm_api::job::identity::{PodIdentity, identity_in};
 use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::cache::CacheIndex;
-use rcfarm_store::{Decoder, Entry, Prefix, VersionedIndex};
+use rcfarm_store::{Decoder, Entry, Key, Prefix, VersionedIndex};
 
 /// Pod that a node agent reports as real.
 #[derive(Debug, PartialEq)]
@@ -68,5 +68,9 @@ impl CacheIndex for Realities {
 
     fn len(&self) -> usize {
         self.places.len()
+    }
+
+    fn has_key(&self, prefix: &Prefix, key: &Key) -> bool {
+        self.places.has_key(prefix, key)
     }
 }

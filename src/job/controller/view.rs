@@ -134,7 +134,7 @@ impl JobController {
         while let Some((place, answer)) = asked.next().await {
             let real = answer?.value;
             let real = real.map(|entry| (content_hash(&entry.value), entry.modify_index));
-            self.known.read_removed(place, real);
+            self.known.read_removed(place, real, &self.caches, &self.claimed.wake);
         }
         Ok(())
     }
@@ -203,7 +203,7 @@ impl JobController {
             return Ok(false);
         }
         match self.caches.read_stopped(stopped).await? {
-            StoppedPods::Each(read) => self.known.read(read),
+            StoppedPods::Each(read) => self.known.read(read, &self.caches, &self.claimed.wake),
             StoppedPods::Caches => self.has_read_states = true,
         }
         Ok(true)

@@ -43,6 +43,46 @@ async fn pod_that_ended_stays_although_its_reality_is_not_shown_yet() {
     farm.stop().await;
 }
 
+/// A pod that its node starts, reports and, after its removal, ends between two reads of `reality/`: the reads before and
+/// after are equal, and the job has to go on nevertheless.
+#[tokio::test(start_paused = true)]
+async fn job_goes_on_after_a_removed_pod_whose_reality_was_never_shown() {
+    let cluster = Arc::new(Cluster::new(1).await);
+    let is_deaf = Arc::new(AtomicBool::new(false));
+    let deaf = is_deaf.clone();
+    let farm = cluster.start_faulty("a", move |request| match request {
+        Request::List("reality/") | Request::Keys("reality/") if deaf.load(Ordering::SeqCst) => {
+            Fate::of(FaultOutcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    });
+    // The caches of jobs are read once there is one.
+    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
+    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
+        .await;
+    is_deaf.store(true, Ordering::SeqCst);
+    let (node, pod): (NodeName, _) = ("n0000".parse().unwrap(), pod_id("default/j", "w", 0));
+    // The pending blocking query is answered; later ones are not.
+    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
+    tokio::time::sleep(SECOND).await;
+    let policies = json!([{"event": "PodFailed", "action": "RestartJob"}]);
+    submit(&cluster, "default/j", json!({"tasks": [task("w", 1)], "policies": policies})).await;
+    let intent = key::intent(&node, &pod);
+    let read = async || cluster.entry(&intent).await;
+    within(10 * SECOND, "it is intended", || async { read().await.is_some() }).await;
+    let manifest = read().await.unwrap().value;
+    say(&cluster, &node, &pod, &manifest, Some(1)).await;
+    cluster.put(key::job_bell(&id("default/j")), "1").await;
+    within(10 * SECOND, "it is removed", || async { read().await.is_none() }).await;
+    cluster.delete(key::pod_status(&pod, &node)).await;
+    cluster.delete(key::reality(&node, &pod)).await;
+    tokio::time::sleep(30 * SECOND).await;
+    assert!(read().await.is_none(), "the farm does not know yet that it is gone");
+    is_deaf.store(false, Ordering::SeqCst);
+    within(30 * SECOND, "it is started again", || async { read().await.is_some() }).await;
+    farm.stop().await;
+}
+
 /// A farm whose caches lag takes over a job that is over. It reads the members that it would stop: one individually,
 /// nine with the trees.
 #[tokio::test(start_paused = true)]
