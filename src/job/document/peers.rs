@@ -4,6 +4,8 @@
 //! variable has its least size, with the longest IPv4 addresses the size to expect at most. The controller checks the
 //! exact size when the nodes are known ([`writes::check_strings`](crate::job::writes::check_strings)).
 
+use std::cmp::Reverse;
+
 use super::fields::FieldIssues;
 use super::validate::task_path;
 use crate::job::frameworks::{self, Cluster, ClusterPeer, Variable};
@@ -16,6 +18,9 @@ use rcfarm_api::manifest::command_line::LONGEST_STRING;
 const ADDRESSES: [&str; 2] = ["1.1.1.1", "111.111.111.111"];
 /// Jobs with fewer members are not examined: 40 bytes for each fit into a variable. No framework needs more for one.
 const FEW: usize = LONGEST_STRING / 40;
+/// Tasks of which a member is examined. Roles that are told different things are fewer; members of further tasks are told
+/// the same but for their own name and index.
+const EXAMINED_TASKS: usize = 8;
 
 /// Refuses a job whose members cannot be told of all their peers; warns where that depends on the addresses.
 pub(super) fn check(id: &Namespaced, job: &JobSpec, issues: &mut FieldIssues) {
@@ -43,13 +48,21 @@ pub(super) fn check(id: &Namespaced, job: &JobSpec, issues: &mut FieldIssues) {
 fn too_long(id: &Namespaced, job: &JobSpec, address: &str) -> Option<(String, usize)> {
     let peer = |_: &Slot| ClusterPeer { host: address.to_owned(), offset: 0, assigned: None };
     let cluster = Cluster { id, job, peer: &peer };
-    let tasks = job.tasks.iter().filter(|task| task.replicas > 0);
-    // Members of a task differ in the digits of their index.
-    let last = tasks.map(|task| Slot::new(&task.name, task.replicas - 1));
-    let all = last.flat_map(|slot| frameworks::of(job.framework).environment(&cluster, &slot));
+    let of_member = |slot: Slot| frameworks::of(job.framework).environment(&cluster, &slot);
+    let all = examined(job).into_iter().flat_map(of_member);
     let size = |one: &Variable| one.name.len() + 1 + one.value.len();
     let longest = all.max_by_key(size)?;
     (size(&longest) > LONGEST_STRING).then(|| (longest.name.clone(), size(&longest)))
+}
+
+/// The last member of each task, which differs from the others in the digits of its index. Of many tasks those with the
+/// longest names.
+fn examined(job: &JobSpec) -> Vec<Slot> {
+    let tasks = job.tasks.iter().filter(|task| task.replicas > 0);
+    let mut last: Vec<Slot> = tasks.map(|task| Slot::new(&task.name, task.replicas - 1)).collect();
+    last.sort_by_key(|slot| Reverse(slot.to_string().len()));
+    last.truncate(EXAMINED_TASKS);
+    last
 }
 
 fn remedy(job: &JobSpec) -> &'static str {
@@ -127,6 +140,17 @@ mod tests {
         let (problems, _) = issues(&json!({"spec": {"plugins": {"svc": []}, "tasks": tasks}}));
         let [problem] = &problems[..] else { panic!("{problems:?}") };
         assert!(problem.to_string().contains("status of 100000 members"), "{problem}");
+    }
+
+    /// Below that limit, too, the work grows with the members alone.
+    #[test]
+    fn few_members_of_many_tasks_are_examined() {
+        let task = |n| json!({"name": format!("t{n}"), "replicas": 2, "template": template("c")});
+        let tasks: Vec<Value> = (0..201).map(task).collect();
+        let job = read(&"default/t".parse().unwrap(), &json!({"spec": {"tasks": tasks}})).unwrap();
+        let examined = examined(&job.spec);
+        assert_eq!(examined.len(), EXAMINED_TASKS);
+        assert_eq!(examined[0], Slot::new("t100", 1));
     }
 
     #[test]
