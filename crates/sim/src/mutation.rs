@@ -74,6 +74,7 @@ cases! { Services: {
     UnreadIsEmpty ListIsProof = "an agent takes intents that it has not read for none",
     NothingAdopted = "an agent adopts no processes of the agent before it",
     UnintendedKept = "an agent keeps pods whose intent is gone",
+    ReportedOnce = "an agent reports the processes of a pod once, and no change of them",
 } Batch: {
     CommandRepeated = "a command is deleted without a check that it exists",
     PlaceUnchecked = "members start without a check that their gang is bound",

@@ -88,8 +88,8 @@ pub enum Failpoint {
     NothingAdopted,
     /// A node agent keeps pods whose intent is gone.
     UnintendedKept,
-    /// A node agent takes a report whose answer was lost for written.
-    ReportAssumed,
+    /// A node agent reports the processes of a pod once, and no change of them.
+    ReportedOnce,
 }
 
 /// Replaces the guards that are switched off. Positions stay, because refusals name them.
