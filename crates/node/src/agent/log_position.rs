@@ -12,7 +12,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use super::logs::{KEPT, older, open};
+use super::logs::{KEPT, first_byte, older, open};
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 /// Largest read, in bytes.
@@ -125,6 +125,8 @@ struct OpenFile {
     file: File,
     id: FileId,
     bytes: u64,
+    /// Offset of the first byte that it has ([`first_byte`]).
+    first: u64,
     changed: SystemTime,
 }
 
@@ -136,7 +138,8 @@ impl OpenFile {
         let seconds = u64::try_from(found.ctime()).unwrap_or_default();
         let nanos = u32::try_from(found.ctime_nsec()).unwrap_or_default();
         let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
-        Ok(OpenFile { file, id, bytes: found.len(), changed })
+        let (bytes, first) = (found.len(), first_byte(&file, found.len()));
+        Ok(OpenFile { file, id, bytes, first, changed })
     }
 }
 
@@ -198,12 +201,13 @@ impl LogFiles {
     /// Number of the file that has the first byte at or after a position, and the offset of that byte in it. A position
     /// that is in no file begins at the oldest one, one that the log does not reach at its beginning.
     fn locate(&self, at: LogPosition) -> (usize, u64) {
-        let Some(mut n) = self.find(at.generation) else { return (self.0.len() - 1, 0) };
-        let mut offset = at.offset;
-        while n > 0 && offset >= self.0[n].bytes {
+        let found = self.find(at.generation).map(|n| (n, at.offset));
+        let (mut n, mut offset) = found.unwrap_or((self.0.len() - 1, 0));
+        while n > 0 && offset.max(self.0[n].first) >= self.0[n].bytes {
             (n, offset) = (n - 1, 0);
         }
-        (n, if offset > self.0[n].bytes { 0 } else { offset })
+        let OpenFile { bytes, first, .. } = self.0[n];
+        (n, if offset > bytes { first } else { offset.max(first) })
     }
 
     fn position(&self, n: usize, offset: u64) -> LogPosition {
@@ -223,7 +227,7 @@ impl LogFiles {
     fn last_lines(&mut self, lines: usize) -> io::Result<(usize, u64)> {
         let (mut missing, mut is_last, mut start) = (lines, true, (0, 0));
         for (n, file) in self.0.iter_mut().enumerate() {
-            let (offset, found) = last_lines(&mut file.file, file.bytes, missing, is_last)?;
+            let (offset, found) = last_lines(file, missing, is_last)?;
             is_last &= file.bytes == 0;
             start = (n, offset);
             missing -= found;
@@ -237,23 +241,24 @@ impl LogFiles {
 
 /// Where the last `lines` lines of a file begin (0: all of it), and how many of them begin in it. `is_last`: no output
 /// follows, so a break at its end begins no line.
-fn last_lines(file: &mut File, end: u64, lines: usize, is_last: bool) -> io::Result<(u64, usize)> {
-    last_lines_within(LONGEST_TAIL, file, end, lines, is_last)
+fn last_lines(file: &mut OpenFile, lines: usize, is_last: bool) -> io::Result<(u64, usize)> {
+    let OpenFile { bytes, first, .. } = *file;
+    let first = match lines {
+        0 => return Ok((first, 0)),
+        _ => first.max(bytes.saturating_sub(LONGEST_TAIL)),
+    };
+    last_lines_from(first, &mut file.file, bytes, lines, is_last)
 }
 
-/// As [`last_lines`]. If more than `longest` bytes would have to be read, the first line found begins anywhere.
-fn last_lines_within(
-    longest: u64,
+/// As [`last_lines`], without bytes before `first`: the first line found may begin anywhere.
+fn last_lines_from(
+    first: u64,
     file: &mut File,
     end: u64,
     lines: usize,
     is_last: bool,
 ) -> io::Result<(u64, usize)> {
     const CHUNK: u64 = 64 * 1024;
-    if lines == 0 {
-        return Ok((0, 0));
-    }
-    let first = end.saturating_sub(longest);
     let (mut start, mut breaks) = (end, 0);
     let mut chunk = Vec::new();
     while start > first {
@@ -498,11 +503,27 @@ mod tests {
         let log = Log::new();
         log.append(&"line\n".repeat(40_000));
         let mut file = File::open(log.path()).unwrap();
-        let mut within =
-            |longest, lines| last_lines_within(longest, &mut file, 200_000, lines, true).unwrap();
-        assert_eq!(within(100_000, 10), (199_950, 10), "within the tail it makes no difference");
-        assert_eq!(within(100_000, 100_000_000), (100_000, 19_999));
-        assert_eq!(within(300_000, 100_000_000), (0, 39_999), "the file is shorter");
+        let mut from =
+            |first, lines| last_lines_from(first, &mut file, 200_000, lines, true).unwrap();
+        assert_eq!(from(100_000, 10), (199_950, 10), "within the tail it makes no difference");
+        assert_eq!(from(100_000, 100_000_000), (100_000, 19_999));
+        assert_eq!(from(0, 100_000_000), (0, 39_999));
+    }
+
+    /// Of a log that grew fast only the end is kept.
+    #[test]
+    fn what_a_copy_lacks_is_left_out() {
+        let log = Log::new();
+        log.append("one\n");
+        let seen = log.end();
+        File::options().append(true).open(log.path()).unwrap().set_len(1024 * 1024).unwrap();
+        log.append("two\n");
+        assert!(rotate(&log.path(), 1).unwrap());
+        log.append("three\n");
+        // The hole ends where the second line begins.
+        for kept in [log.after(seen), log.last(0), log.last(2)] {
+            assert_eq!(kept, "two\nthree\n");
+        }
     }
 
     #[test]

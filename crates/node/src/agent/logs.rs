@@ -9,11 +9,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// Size in bytes above which a log is rotated.
 pub const MAX_BYTES: u64 = 10 * 1024 * 1024;
 /// Number of rotated files that are kept, as `.log.1` (newest) to `.log.3`.
 pub const KEPT: u32 = 3;
+/// Holes of copies are multiples of this, in bytes: of the blocks of usual file systems.
+const HOLE_UNIT: u64 = 64 * 1024;
 
 fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -41,10 +44,12 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Rotates the log at `path` if it is larger than `max_bytes`. Returns whether it was. Whoever may write to the pod's
-/// directory chooses what is at the paths, so the log is opened once, and its copy is a new file.
+/// directory chooses what is at the paths, so the log is opened once, and its copy is a new file. Of a log that grew
+/// faster than it is looked at, only the end is copied. The log is truncated even if it cannot be copied: a full disk
+/// stays full otherwise. The rotated files then make room first, the oldest before the others.
 ///
 /// # Errors
-/// Fails if the file system does, or if there is no regular file at `path`; the log itself is then unchanged.
+/// Fails if there is no regular file at `path`, or if it cannot be truncated.
 pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
     if fs::symlink_metadata(path)?.len() <= max_bytes {
         return Ok(false);
@@ -53,27 +58,50 @@ pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
     if log.metadata()?.len() <= max_bytes {
         return Ok(false);
     }
-    let copy = beside(path, ".new");
-    let rotated = copy_to(&mut log, &copy).and_then(|()| {
-        for n in (1..KEPT).rev() {
-            unless_missing(fs::rename(older(path, n), older(path, n + 1)))?;
+    let mut room = (1..=KEPT).rev();
+    while let Err(error) = keep_copy(&mut log, path, max_bytes) {
+        let _ = fs::remove_file(beside(path, ".new"));
+        match room.next() {
+            Some(oldest) if error.kind() == io::ErrorKind::StorageFull => {
+                let _ = fs::remove_file(older(path, oldest));
+            }
+            _ => break,
         }
-        fs::rename(&copy, older(path, 1))
-    });
-    if let Err(error) = rotated {
-        let _ = fs::remove_file(&copy);
-        return Err(error);
     }
     log.set_len(0)?;
     Ok(true)
 }
 
-/// Copies a log to a new file. What was left at its path is deleted.
-fn copy_to(log: &mut File, path: &Path) -> io::Result<()> {
+/// Copies the end of a log to `.log.1`, after the files from there on have moved.
+fn keep_copy(log: &mut File, path: &Path, max_bytes: u64) -> io::Result<()> {
+    let copy = beside(path, ".new");
+    copy_end(log, &copy, max_bytes)?;
+    for n in (1..KEPT).rev() {
+        unless_missing(fs::rename(older(path, n), older(path, n + 1)))?;
+    }
+    fs::rename(&copy, older(path, 1))
+}
+
+/// Copies the last `max_bytes` of a log, or a little more, to a new file; what was left at its path is deleted. The copy
+/// begins with a hole instead of the bytes before them, so that offsets are those of the log.
+fn copy_end(log: &mut File, path: &Path, max_bytes: u64) -> io::Result<()> {
     unless_missing(fs::remove_file(path))?;
     let mut copy = File::options().write(true).create_new(true).mode(0o640).open(path)?;
+    let before = log.metadata()?.len().saturating_sub(max_bytes.max(1));
+    let hole = SeekFrom::Start(before - before % HOLE_UNIT);
+    log.seek(hole)?;
+    copy.seek(hole)?;
     io::copy(log, &mut copy)?;
     Ok(())
+}
+
+/// Offset of the first byte that a copy has: its length if there is none, 0 where the file system cannot tell.
+pub(super) fn first_byte(copy: &File, bytes: u64) -> u64 {
+    match rustix::fs::seek(copy, rustix::fs::SeekFrom::Data(0)) {
+        Ok(first) => first,
+        Err(Errno::NXIO) => bytes,
+        Err(_) => 0,
+    }
 }
 
 fn unless_missing(done: io::Result<()>) -> io::Result<()> {
@@ -107,6 +135,7 @@ pub fn last_output(path: &Path, bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -127,6 +156,36 @@ mod tests {
             [Some("55".into()), Some("44".into()), Some("33".into()), None]
         );
         assert!(rotate(&directory.path().join("none"), 1).is_err());
+    }
+
+    /// A process wrote more between two looks than all rotated files may have.
+    #[test]
+    fn rotate_keeps_the_end_of_a_log_that_grew_fast() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.log");
+        let bytes = 100 * HOLE_UNIT;
+        let log = File::create(&path).unwrap();
+        log.set_len(bytes - 4).unwrap();
+        File::options().append(true).open(&path).unwrap().write_all(b"last").unwrap();
+        assert!(rotate(&path, HOLE_UNIT).unwrap());
+        let copy = File::open(older(&path, 1)).unwrap();
+        assert_eq!(copy.metadata().unwrap().len(), bytes, "offsets are those of the log");
+        assert_eq!(first_byte(&copy, bytes), 99 * HOLE_UNIT);
+        assert_eq!(last_output(&older(&path, 1), 4), "last");
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    /// As on a full disk, the log cannot be copied.
+    #[test]
+    fn rotate_truncates_a_log_that_cannot_be_copied() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.log");
+        fs::write(&path, "output").unwrap();
+        fs::write(older(&path, 1), "before").unwrap();
+        fs::create_dir(beside(&path, ".new")).unwrap();
+        assert!(rotate(&path, 1).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        assert_eq!(fs::read(older(&path, 1)).unwrap(), b"before", "no room was needed");
     }
 
     /// A pod that shares the agent's user could otherwise have any file of the agent copied, truncated or replaced.
