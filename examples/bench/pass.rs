@@ -152,6 +152,18 @@ impl Passes {
         Ok(())
     }
 
+    /// Writes a group's record again.
+    fn touch(&mut self, n: usize) -> anyhow::Result<()> {
+        self.index += 1;
+        let id: GroupId = format!("default/g-{n:05}").parse()?;
+        if let Some(group) = self.groups.get_mut(&id) {
+            let value = group.value.clone();
+            *group =
+                Arc::new(StoredGroup { index: Index(self.index), created: group.created, value });
+        }
+        Ok(())
+    }
+
     /// Frees what a pod of a node has.
     fn free(&mut self, node: usize) {
         let mut room = self.fleet.node_capacities.of(&fleet::node(node)).clone();
@@ -205,7 +217,11 @@ pub fn alone() -> anyhow::Result<Vec<Figure>> {
     if fitting > 0 {
         bail!("{fitting} shapes fit: the row measures groups that wait");
     }
-    let anew = (0..20).map(|_| passes.pass().1).collect();
+    let mut anew = Vec::new();
+    for n in 0..20 {
+        passes.touch(n)?;
+        anew.push(passes.pass().1);
+    }
     let mut elsewhere = Vec::new();
     let mut admitting = Vec::new();
     for n in 0..20 {

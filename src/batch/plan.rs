@@ -15,6 +15,7 @@
 
 mod adjust;
 mod growth;
+mod known;
 mod memory;
 mod min_resources;
 mod passes;
@@ -23,13 +24,14 @@ mod sizes;
 mod taken;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use memory::PassMemory;
-use memory::SettledGroup;
 use passes::Head;
+pub use waiting::positions;
+use waiting::{Rank, WaitingGroup};
 
 use super::bounds::Bounds;
 use super::placing::{
@@ -43,9 +45,7 @@ use crate::placement::capacity::{self, Fleet, Gang};
 use rcfarm_api::Index;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
-use rcfarm_api::pod_group::status::{
-    PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
-};
+use rcfarm_api::pod_group::status::{PlacementState, PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::spec::QueueStrategy;
 use rcfarm_api::queue::status::{WAITING_LISTED, Waiting};
 use rcfarm_api::scheduler::spec::SchedulerSpec;
@@ -141,6 +141,7 @@ impl Candidate<'_> {
 }
 
 /// What some members of a candidate ask for.
+#[derive(Debug)]
 struct Asked {
     /// Of the queue.
     charge: ResourceList,
@@ -197,7 +198,8 @@ pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     let (plan, blocked_by, heads) = (BatchPlan::default(), BTreeMap::new(), BTreeMap::new());
     let mut pass =
         Pass { seen, memory, plan, blocked_by, heads, bound: Vec::new(), placed: 0, dues: 0 };
-    for known in seen.statuses.values().filter(|known| known.value.phase.is_admitted()) {
+    let changes = pass.memory.known.changes(seen);
+    for known in changes.charged {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
         }
@@ -205,39 +207,13 @@ pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     if seen.with_orphaned {
         pass.free_orphaned();
     }
-    let mut candidates = pass.reconcile_all();
-    pass.sort(&mut candidates);
-    pass.admit(&candidates);
+    pass.reconcile_all(&changes.groups);
+    pass.admit_all();
     pass.write_passes();
     if !pass.plan.more {
-        pass.grow_all();
+        pass.grow_all(&changes.growing);
     }
     pass.plan
-}
-
-/// Waiting groups per queue, in order of admission.
-#[must_use]
-pub fn positions(
-    queues: &Queues,
-    groups: &StoredGroups,
-    statuses: &GroupStatuses,
-) -> BTreeMap<QueueName, Vec<GroupId>> {
-    let mut all: BTreeMap<QueueName, Vec<Candidate<'_>>> = BTreeMap::new();
-    for (id, group) in groups {
-        let Ok(record) = &group.value else { continue };
-        let known = statuses.get(id).filter(|known| known.value.of == group.created);
-        let queue = record.spec.queue.clone();
-        let waits = known.is_none_or(|known| known.value.phase == PodGroupPhase::Pending);
-        if waits {
-            let candidate = Candidate { id, queue, group, record, known, admitted: false };
-            all.entry(candidate.queue.clone()).or_default().push(candidate);
-        }
-    }
-    let in_order = |(queue, mut waiting): (QueueName, Vec<Candidate<'_>>)| {
-        waiting.sort_by_cached_key(|c| rank(queues, c));
-        (queue, waiting.into_iter().map(|c| c.id.clone()).collect())
-    };
-    all.into_iter().map(in_order).collect()
 }
 
 /// Why a group has no priority: it names a class that does not exist.
@@ -245,53 +221,57 @@ fn missing_class(queues: &Queues, spec: &PodGroupSpec) -> Option<String> {
     if spec.priority != 0 { None } else { queues.1.missing(&spec.priority_class_name) }
 }
 
-/// Order of admission.
-fn rank<'a>(
-    queues: &Queues,
-    c: &Candidate<'a>,
-) -> (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, &'a GroupId) {
-    let queue = queues.0.get(&c.queue).map_or(0, |queue| queue.spec.priority);
-    (
-        Reverse(queue),
-        Reverse(c.admitted),
-        Reverse(queues.1.priority(&c.record.spec)),
-        c.since(),
-        c.id,
-    )
-}
-
 impl<'a> Pass<'a, '_> {
-    fn sort(&self, candidates: &mut [Candidate<'a>]) {
-        candidates.sort_by_cached_key(|c| rank(self.seen.queues, c));
+    /// Places the groups that wait, in order.
+    fn admit_all(&mut self) {
+        let waiting = std::mem::take(&mut self.memory.known.waiting);
+        let mut all = waiting.iter();
+        while let Some((rank, group)) = all.next() {
+            if self.waits_on(&rank.4, group) {
+                continue;
+            }
+            let Some(candidate) = self.candidate_of(&rank.4) else { continue };
+            let before = self.marks();
+            let more = self.examine(&candidate, all.clone());
+            all.by_ref().take(more - 1).for_each(|_| {});
+            if before != self.marks() {
+                self.answers_changed();
+            }
+        }
+        self.memory.known.waiting = waiting;
     }
 
-    fn admit(&mut self, candidates: &[Candidate<'a>]) {
-        let mut at = 0;
-        while let Some(candidate) = candidates.get(at) {
-            if let Some(why) = self.reason_to_skip(candidate) {
-                self.wait(candidate, why);
-                at += 1;
-                continue;
+    /// Differs after a step that may change whether others fit.
+    fn marks(&self) -> [usize; 3] {
+        [self.plan.changes.len(), self.blocked_by.len(), self.heads.len()]
+    }
+
+    /// Places a group and equal ones behind it, or sets their reasons. Returns the number of groups handled.
+    fn examine<'w>(
+        &mut self,
+        c: &Candidate<'a>,
+        behind: impl Iterator<Item = (&'w Rank, &'w WaitingGroup)>,
+    ) -> usize {
+        if let Some(why) = self.reason_to_skip(c) {
+            self.wait(c, why);
+            return 1;
+        }
+        if self.is_spent() {
+            // These were not examined: their reasons stay.
+            self.plan.more = true;
+            if !c.admitted {
+                let reason = c.known.map_or(PodGroupReason::AsDesired, |k| k.value.reason);
+                self.list(&c.queue, c.id, reason);
             }
-            if self.is_spent() {
-                // These were not examined: their reasons stay.
-                self.plan.more = true;
-                self.list(
-                    candidate,
-                    candidate.known.map_or(PodGroupReason::AsDesired, |k| k.value.reason),
-                );
-                at += 1;
-                continue;
-            }
-            let asked = self.asked(candidate, &candidate.record.spec.all_to_place());
-            let alone =
-                self.is_hopeless(candidate, &asked) || self.keeps_capacity(&candidate.queue);
-            let run = if alone { 1 } else { self.run(&candidates[at..]) };
-            at += if run > 1 {
-                self.admit_run(&candidates[at..at + run], asked)
-            } else {
-                self.admit_one(candidate, asked)
-            };
+            return 1;
+        }
+        let asked = self.asked(c, &c.record.spec.all_to_place());
+        if self.is_hopeless(c, &asked) || self.keeps_capacity(&c.queue) {
+            return self.admit_one(c, asked);
+        }
+        match self.run(c, behind) {
+            run if run.len() > 1 => self.admit_run(&run, asked),
+            _ => self.admit_one(c, asked),
         }
     }
 
@@ -338,11 +318,14 @@ impl<'a> Pass<'a, '_> {
                 || self.seen.queues.fits(&self.plan.usage, &c.queue, &asked.charge).is_err())
     }
 
-    /// Number of leading candidates with equal single pods; one request places them all.
-    fn run(&self, candidates: &[Candidate<'a>]) -> usize {
-        let first = &candidates[0];
-        let Some(wanted) = single(first) else { return 0 };
-        let alike = |c: &&Candidate<'a>| {
+    /// A candidate and those directly behind it that have equal single pods; one request places them all.
+    fn run<'w>(
+        &self,
+        first: &Candidate<'a>,
+        behind: impl Iterator<Item = (&'w Rank, &'w WaitingGroup)>,
+    ) -> Vec<Candidate<'a>> {
+        let Some(wanted) = single(first) else { return Vec::new() };
+        let alike = |c: &Candidate<'a>| {
             let waits = |k: &VersionedStatus| k.value.not_before.is_some_and(|t| t > self.seen.now);
             c.queue == first.queue
                 && c.record.spec.hold.is_none()
@@ -352,7 +335,8 @@ impl<'a> Pass<'a, '_> {
         };
         let passes = self.passes_left(&first.queue).unwrap_or(usize::MAX);
         let most = (self.seen.bounds.placed - self.placed).min(passes);
-        candidates.iter().take(most).take_while(alike).count()
+        let behind = behind.filter_map(|(rank, _)| self.candidate_of(&rank.4)).take_while(alike);
+        std::iter::once(first.clone()).chain(behind).take(most).collect()
     }
 
     /// Admits as many of equal single pods as fit. Returns the number of candidates handled.
@@ -554,7 +538,9 @@ impl<'a> Pass<'a, '_> {
 
     /// Sets the reason of a waiting group if it has changed.
     fn wait(&mut self, c: &Candidate<'a>, (reason, message): Why) {
-        self.list(c, reason);
+        if !c.admitted {
+            self.list(&c.queue, c.id, reason);
+        }
         let said = c
             .known
             .is_some_and(|k| k.value.reason == reason && k.value.queue.as_ref() == Some(&c.queue));
@@ -572,16 +558,13 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
-    fn list(&mut self, c: &Candidate<'a>, reason: PodGroupReason) {
-        if c.admitted {
-            return;
+    fn list(&mut self, queue: &QueueName, id: &GroupId, reason: PodGroupReason) {
+        if !self.plan.waiting.contains_key(queue) {
+            self.plan.waiting.insert(queue.clone(), Vec::new());
         }
-        if !self.plan.waiting.contains_key(&c.queue) {
-            self.plan.waiting.insert(c.queue.clone(), Vec::new());
-        }
-        let waiting = self.plan.waiting.get_mut(&c.queue).filter(|w| w.len() < WAITING_LISTED);
+        let waiting = self.plan.waiting.get_mut(queue).filter(|w| w.len() < WAITING_LISTED);
         if let Some(waiting) = waiting {
-            waiting.push(Waiting { group: c.id.clone(), position: waiting.len() + 1, reason });
+            waiting.push(Waiting { group: id.clone(), position: waiting.len() + 1, reason });
         }
     }
 

@@ -1,9 +1,12 @@
 //! Members without a node of groups that are placed: those of elastic groups beyond their minimum, and those that had
 //! ended and start again.
 
+use std::sync::Arc;
+
 use super::Pass;
 use crate::batch::placing::{GroupMember, PlacementChange, VersionedStatus, gang, members};
 use crate::batch::ports;
+use crate::cluster::queues::StoredGroup;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState};
@@ -30,26 +33,24 @@ pub(super) fn ended_members(spec: &PodGroupSpec) -> u32 {
     spec.ended_counts().values().sum()
 }
 
+/// Whether a group's placement is complete but for members that need a node.
+pub(super) fn lacks_members(known: &VersionedStatus, group: &StoredGroup) -> bool {
+    let place = known.value.placement.as_ref().filter(|p| p.state == PlacementState::Bound);
+    let (Some(place), Ok(record)) = (place, &group.value) else { return false };
+    place.members.keys().any(|task| open(&record.spec, place, task).next().is_some())
+}
+
 pub(super) fn least_members(spec: &PodGroupSpec) -> u32 {
     spec.least().values().sum()
 }
 
 impl<'a> Pass<'a, '_> {
     /// Places missing members of placed groups, within capability and capacity.
-    pub(super) fn grow_all(&mut self) {
-        for (id, known) in self.seen.statuses {
-            let record = || self.seen.groups.get(id).and_then(|g| g.value.as_ref().ok());
-            let lacks = |p: &GroupPlacement| {
-                p.state == PlacementState::Bound
-                    && record().is_some_and(|record| {
-                        p.members.keys().any(|task| open(&record.spec, p, task).next().is_some())
-                    })
-            };
-            let changed = || self.plan.changes.iter().any(|change| change.id == *id);
-            if known.value.placement.as_ref().is_some_and(lacks)
-                && !changed()
-                && !self.is_set_aside(id)
-            {
+    pub(super) fn grow_all(&mut self, growing: &[(&'a GroupId, &'a VersionedStatus)]) {
+        for (id, known) in growing {
+            let lacks = |group: &Arc<StoredGroup>| lacks_members(known, group);
+            let changed = || self.plan.changes.iter().any(|change| change.id == **id);
+            if self.seen.groups.get(id).is_some_and(lacks) && !changed() && !self.is_set_aside(id) {
                 if self.is_spent() {
                     self.plan.more = true;
                     return;

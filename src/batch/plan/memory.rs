@@ -4,19 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::known::KnownGroups;
 use super::min_resources::KnownTotals;
-use crate::batch::placing::VersionedStatus;
-use crate::cluster::queues::StoredGroup;
 use crate::placement::capacity::{
     Decision, Fleet, FleetIndex, Gang, GangPlacement, IndexVersion, NodeCapacities, NodeCapacity,
 };
 use rcfarm_api::ids::{NodeName, QueueName};
-use rcfarm_api::pod_group::spec::{GroupId, TaskSpec};
-use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
+use rcfarm_api::pod_group::spec::TaskSpec;
+use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_api::scheduler::Packing;
 
 /// Number of passes after which a request that nobody has made again is forgotten.
-const PASSES_KEPT: u64 = 100;
+pub(super) const PASSES_KEPT: u64 = 100;
 
 /// Nodes by free capacity, and requests that did not fit.
 #[derive(Debug, Default)]
@@ -28,34 +27,7 @@ pub struct PassMemory {
     beside: BTreeMap<QueueName, NotBeside>,
     packing: Packing,
     pass: u64,
-    /// In the order of their names.
-    pub(super) settled: Vec<SettledGroup>,
-}
-
-/// A group that needs nothing as long as neither its status nor its record changes, whatever the time and the nodes.
-#[derive(Debug)]
-pub(super) struct SettledGroup {
-    pub(super) id: GroupId,
-    status: Arc<PodGroupStatus>,
-    record: Arc<StoredGroup>,
-}
-
-impl SettledGroup {
-    pub(super) fn of(id: &GroupId, known: &VersionedStatus, record: &Arc<StoredGroup>) -> Self {
-        SettledGroup { id: id.clone(), status: known.value.clone(), record: record.clone() }
-    }
-
-    /// Whether status and record are the same objects.
-    pub(super) fn is_of(
-        &self,
-        id: &GroupId,
-        known: &VersionedStatus,
-        record: Option<&Arc<StoredGroup>>,
-    ) -> bool {
-        self.id == *id
-            && Arc::ptr_eq(&self.status, &known.value)
-            && record.is_some_and(|record| Arc::ptr_eq(&self.record, record))
-    }
+    pub(super) known: KnownGroups,
 }
 
 /// A request that did not fit.
@@ -81,6 +53,11 @@ impl PassMemory {
         self.packing = packing;
         let version = self.index.version();
         self.beside.retain(|_, known| known.version == version && is_same);
+    }
+
+    /// Number of the pass.
+    pub(super) fn pass(&self) -> u64 {
+        self.pass
     }
 
     /// Comparisons of nodes in this pass.
@@ -230,6 +207,10 @@ impl EmptiedNodes {
         self.memory.begin(&self.fleet, packing);
         let version = self.memory.index.version();
         self.fitting.retain(|_, known| *known == version);
+    }
+
+    pub(super) fn version(&self) -> IndexVersion {
+        self.memory.index.version()
     }
 
     pub(super) fn has_room(&mut self, gang: &Gang) -> bool {

@@ -46,9 +46,7 @@ impl<'a> Pass<'a, '_> {
 
     /// Makes a group that does not fit the head of its queue, if there is none.
     pub(super) fn note_head(&mut self, c: &Candidate<'a>, reason: PodGroupReason) {
-        let waits_for_capacity =
-            matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::QueueFull);
-        if !waits_for_capacity || self.heads.contains_key(&c.queue) || !self.fits_empty_nodes(c) {
+        if !self.lacks_head(&c.queue, reason) || !self.fits_empty_nodes(c) {
             return;
         }
         let of = |known: &VersionedStatus| (known.value.passed, known.value.kept_until);
@@ -66,6 +64,12 @@ impl<'a> Pass<'a, '_> {
             kept_until.into_iter().for_each(|until| self.due(until));
         }
         self.heads.insert(c.queue.clone(), head);
+    }
+
+    /// Whether a queue has no head, and a group that waits for this reason may become it.
+    pub(super) fn lacks_head(&self, queue: &QueueName, reason: PodGroupReason) -> bool {
+        matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::QueueFull)
+            && !self.heads.contains_key(queue)
     }
 
     /// Whether a group would fit if all groups had ended.

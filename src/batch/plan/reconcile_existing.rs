@@ -3,9 +3,11 @@
 //! It also completes what an earlier owner has begun: a reservation is completed, or released if a node lacks capacity.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::growth::{ended_members, least_members, placed_members};
-use super::{Candidate, Pass, SettledGroup};
+use super::growth::{ended_members, lacks_members, least_members, placed_members};
+use super::known::ChangedGroup;
+use super::{Candidate, Pass};
 use crate::batch::placing::{
     GroupMember, PlacementChange, VersionedStatus, fitted, members, missing, parts, with_allocation,
 };
@@ -25,68 +27,84 @@ fn has_pending(group: &StoredGroup) -> bool {
 }
 
 impl<'a> Pass<'a, '_> {
-    /// Updates all groups. Returns those that need a placement.
-    pub(super) fn reconcile_all(&mut self) -> Vec<Candidate<'a>> {
-        let seen = self.seen;
-        let mut candidates = Vec::new();
+    /// Updates the groups that are not known from earlier passes. Those that need a placement wait for it.
+    pub(super) fn reconcile_all(&mut self, groups: &[ChangedGroup<'a>]) {
+        if groups.is_empty() {
+            return;
+        }
         // Reservations first: they come before any new placement.
-        let mine: Vec<(&GroupId, &VersionedStatus)> =
-            seen.statuses.iter().filter(|(_, known)| self.is_mine(known)).collect();
-        for (id, known) in &mine {
-            if !self.is_set_aside(id) && self.state_of(known) == Some(PlacementState::Reserving) {
-                self.roll_forward(id, known);
+        for group in groups {
+            if let Some(known) = group.known.filter(|known| self.is_mine(known))
+                && !self.is_set_aside(group.id)
+                && self.state_of(known) == Some(PlacementState::Reserving)
+            {
+                self.roll_forward(group.id, known);
             }
         }
-        let settled = std::mem::take(&mut self.memory.settled);
-        let mut settled = settled.into_iter().peekable();
-        let mut groups = seen.groups.iter().peekable();
-        for (id, known) in mine {
-            while groups.next_if(|(group, _)| *group < id).is_some() {}
-            let stored = groups.peek().filter(|(group, _)| *group == id).map(|(_, stored)| *stored);
-            let group = stored.filter(|group| group.created == known.value.of);
-            if self.is_set_aside(id) {
-                self.report_set_aside(id, Some(known), group.map(|group| &**group));
-                continue;
+        for group in groups {
+            match group.known {
+                Some(known) if self.is_mine(known) => self.reconcile_one(group, known),
+                Some(_) => self.memory.known.remember(group, false, None),
+                None => {}
             }
-            while settled.next_if(|group| group.id < *id).is_some() {}
-            if let Some(same) = settled.next_if(|settled| settled.is_of(id, known, stored)) {
-                self.memory.settled.push(same);
-                continue;
+        }
+        for group in groups.iter().filter(|group| group.known.is_none()) {
+            if let Some(stored) = group.stored.filter(|_| !self.seen.unreadable.contains(group.id))
+            {
+                self.add_new(group, stored);
             }
-            match (self.state_of(known), group) {
-                (Some(PlacementState::Reserving), _) => {}
-                (Some(PlacementState::Releasing), group) => {
-                    self.roll_back(id, known, group.map(|group| &**group));
-                }
-                (_, None) => self.forget(id, known),
-                (_, Some(group)) => {
-                    let before = self.effects();
-                    let candidate = self.keep(id, known, group);
-                    if candidate.is_none() && before == self.effects() && !has_pending(group) {
-                        self.memory.settled.push(SettledGroup::of(id, known, group));
-                    }
-                    candidates.extend(candidate);
+        }
+        self.memory.known.sort();
+    }
+
+    /// Updates a group that has a status.
+    fn reconcile_one(&mut self, changed: &ChangedGroup<'a>, known: &'a VersionedStatus) {
+        let id = changed.id;
+        let group = changed.stored.filter(|group| group.created == known.value.of);
+        if self.is_set_aside(id) {
+            return self.report_set_aside(id, Some(known), group.map(|group| &**group));
+        }
+        match (self.state_of(known), group) {
+            (Some(PlacementState::Reserving), _) => {}
+            (Some(PlacementState::Releasing), group) => {
+                self.roll_back(id, known, group.map(|group| &**group));
+            }
+            (_, None) => self.forget(id, known),
+            (_, Some(group)) => {
+                let before = self.effects();
+                let candidate = self.keep(id, known, group);
+                let is_settled = before == self.effects() && !has_pending(group);
+                let rank = candidate.map(|candidate| self.add_waiting(&candidate, is_settled));
+                if is_settled {
+                    let may_grow = lacks_members(known, group);
+                    self.memory.known.remember(changed, may_grow, rank);
                 }
             }
         }
-        let mut known = seen.statuses.keys().peekable();
-        for (id, group) in seen.groups {
-            while known.next_if(|known| *known < id).is_some() {}
-            if known.next_if(|known| *known == id).is_some() || seen.unreadable.contains(id) {
-                continue;
+    }
+
+    /// Takes in a group that has no status.
+    fn add_new(&mut self, changed: &ChangedGroup<'a>, group: &'a Arc<StoredGroup>) {
+        let id = changed.id;
+        match &group.value {
+            Ok(record) if self.orders(&record.spec.queue) && self.is_set_aside(id) => {
+                self.report_set_aside(id, None, Some(group));
             }
-            match &group.value {
-                Ok(record) if self.orders(&record.spec.queue) && self.is_set_aside(id) => {
-                    self.report_set_aside(id, None, Some(group));
-                }
-                Ok(record) if self.orders(&record.spec.queue) => {
-                    candidates.push(self.candidate(id, group, record, None));
-                }
-                Err(bad) if self.is_default() => self.report_invalid(id, None, group, bad),
-                _ => {}
+            Ok(record) if self.orders(&record.spec.queue) => {
+                let candidate = self.candidate(id, group, record, None);
+                let rank = self.add_waiting(&candidate, true);
+                self.memory.known.remember(changed, false, Some(rank));
             }
+            Err(bad) if self.is_default() => self.report_invalid(id, None, group, bad),
+            _ => self.memory.known.remember(changed, false, None),
         }
-        candidates
+    }
+
+    /// A group that waits for a placement.
+    pub(super) fn candidate_of(&self, id: &GroupId) -> Option<Candidate<'a>> {
+        let (id, group) = self.seen.groups.get_key_value(id)?;
+        let record = group.value.as_ref().ok()?;
+        Some(self.candidate(id, group, record, self.seen.statuses.get(id)))
     }
 
     /// Releases allocations of groups that have no status.

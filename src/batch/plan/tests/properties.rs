@@ -35,6 +35,8 @@ enum Move {
         parent: bool,
     },
     Later(u16),
+    /// A pod of another kind gets so many processors of a node, or leaves it.
+    Foreign(u8, Option<u8>),
     /// A pass that is interrupted after this many changes.
     Pass(usize),
 }
@@ -67,6 +69,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => (0u8..6).prop_map(Move::Round),
         2 => queue,
         1 => (1u16..400).prop_map(Move::Later),
+        2 => (0u8..4, prop::option::of(1u8..5)).prop_map(|(node, cpu)| Move::Foreign(node, cpu)),
         5 => (0usize..8).prop_map(Move::Pass),
     ];
     prop::collection::vec(one, 1..40)
@@ -85,10 +88,19 @@ impl TestScheduler {
         match step.clone() {
             Move::Group { n, queue, priority, replicas, cpu, least, timeout } => {
                 let least = least.map(|least| least.min(replicas));
-                self.group(&format!("g{n}"), json!({
-                    "queue": format!("q{queue}"), "priority": priority, "minMember": least,
-                    "tasks": workers(replicas.into(), &cpu.to_string()), "scheduleTimeoutSeconds": timeout,
-                }));
+                let mut tasks = workers(replicas.into(), &cpu.to_string());
+                if n == 5 {
+                    let other = workers(1, "1")[0].clone();
+                    tasks.as_array_mut().unwrap().push(other);
+                    tasks[1]["name"] = json!("other");
+                }
+                self.group(
+                    &format!("g{n}"),
+                    json!({
+                        "queue": format!("q{queue}"), "priority": priority, "minMember": least,
+                        "tasks": tasks, "scheduleTimeoutSeconds": timeout,
+                    }),
+                );
             }
             Move::Delete(n) => drop(self.groups.remove(&id(&format!("g{n}")))),
             Move::Members(n, running, ended, listed) => self.edit(n, |value| {
@@ -123,6 +135,18 @@ impl TestScheduler {
                     spec["parent"] = json!("q0");
                 }
                 self.queue(&format!("q{queue}"), spec);
+            }
+            Move::Foreign(node, cpu) => {
+                let owner = "rc/8f3ac1bc-b1d8-4ffe-8dd3-0d3c3a1b5d5f".parse().unwrap();
+                let (node, pod) = (format!("n{node}").parse().unwrap(), "rc".parse().unwrap());
+                let mut room = self.fleet.node_capacities.of(&node).clone();
+                room.release(&pod, &owner);
+                if let Some(cpu) = cpu {
+                    // What does not fit is not placed.
+                    let want = format!("cpu={cpu}").parse().unwrap();
+                    let _ = room.allocate(&pod, &owner, &want);
+                }
+                self.fleet.node_capacities.insert(node, room);
             }
             Move::Later(seconds) => self.later(seconds.into()),
             Move::Pass(most) => {
@@ -216,6 +240,35 @@ proptest! {
         moves.iter().for_each(|step| sched.make(step));
         sched.run();
         sched.check_at_rest();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Many waiting groups of few shapes: a pass that examines only what has changed plans as one that knows nothing
+    /// ([`TestScheduler::plan`] compares them).
+    #[test]
+    fn known_groups_change_no_plan(moves in moves(), messages in 0usize..4, cap in 0u64..9, passes in 0u8..4) {
+        let mut sched = TestScheduler::new(&[NODE; 4]);
+        sched.bounds = Bounds { placed: 2, message_changes: messages, ..sched.bounds };
+        sched.queue("q0", json!({"capability": {"cpu": cap}}));
+        sched.queue("q1", json!({"maxPasses": passes}));
+        sched.queue("q2", json!({"dequeueStrategy": "fifo"}));
+        for n in 0..30 {
+            let spec = json!({"queue": format!("q{}", n % 3), "tasks": workers(1 + n / 10, &(n % 5).to_string())});
+            sched.group(&format!("h{n:02}"), spec);
+        }
+        for step in &moves {
+            sched.make(step);
+            let plan = sched.plan();
+            plan.changes.iter().take(1).for_each(|change| sched.apply(change));
+            plan.message_changes.iter().for_each(|change| {
+                if sched.book.get(&change.id) == change.before.as_ref() {
+                    sched.apply(change);
+                }
+            });
+        }
     }
 }
 

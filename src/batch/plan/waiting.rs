@@ -1,0 +1,231 @@
+//! The order of groups that wait, and their shapes. Waiting groups of one queue that ask for the same have one shape:
+//! whether it surely does not fit is found once in a pass, and again after each change that the pass makes.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Asked, Candidate, GroupStatuses, Pass, missing_class};
+use crate::batch::queues::Queues;
+use crate::cluster::queues::StoredGroups;
+use crate::placement::capacity::IndexVersion;
+use rcfarm_api::Index;
+use rcfarm_api::ids::QueueName;
+use rcfarm_api::pod_group::spec::{GroupId, TaskSpec};
+use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
+use rcfarm_api::queue::status::WAITING_LISTED;
+
+/// Passes after which a shape asks again for what it knows: what nobody asks for is forgotten.
+const ASKED_EVERY: u64 = super::memory::PASSES_KEPT / 2;
+
+/// Order of admission: priority of the queue, admitted groups first, priority of the group, waiting time, name.
+pub(super) type Rank = (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, GroupId);
+
+pub(super) fn rank(queues: &Queues, c: &Candidate<'_>) -> Rank {
+    let queue = queues.0.get(&c.queue).map_or(0, |queue| queue.spec.priority);
+    let priority = queues.1.priority(&c.record.spec);
+    (Reverse(queue), Reverse(c.admitted), Reverse(priority), c.since(), c.id.clone())
+}
+
+/// Waiting groups per queue, in order of admission.
+#[must_use]
+pub fn positions(
+    queues: &Queues,
+    groups: &StoredGroups,
+    statuses: &GroupStatuses,
+) -> BTreeMap<QueueName, Vec<GroupId>> {
+    let mut all: BTreeMap<QueueName, Vec<Candidate<'_>>> = BTreeMap::new();
+    for (id, group) in groups {
+        let Ok(record) = &group.value else { continue };
+        let known = statuses.get(id).filter(|known| known.value.of == group.created);
+        let queue = record.spec.queue.clone();
+        let waits = known.is_none_or(|known| known.value.phase == PodGroupPhase::Pending);
+        if waits {
+            let candidate = Candidate { id, queue, group, record, known, admitted: false };
+            all.entry(candidate.queue.clone()).or_default().push(candidate);
+        }
+    }
+    let in_order = |(queue, mut waiting): (QueueName, Vec<Candidate<'_>>)| {
+        waiting.sort_by_cached_key(|c| rank(queues, c));
+        (queue, waiting.into_iter().map(|c| c.id.clone()).collect())
+    };
+    all.into_iter().map(in_order).collect()
+}
+
+/// A group that waits for a placement, by its rank.
+#[derive(Debug)]
+pub(super) struct WaitingGroup {
+    /// `None`: it is examined in each pass.
+    shape: Option<usize>,
+    /// Reason in its status, if that names its queue.
+    said: Option<PodGroupReason>,
+}
+
+/// What the groups of a shape ask for.
+#[derive(Debug)]
+struct Request {
+    queue: QueueName,
+    asked: Asked,
+}
+
+#[derive(Debug)]
+struct Shape {
+    request: Arc<Request>,
+    /// Number of the state of a pass that `answer` is of.
+    state: u64,
+    answer: Answer,
+    /// Version of the nodes and pass in which it was found to have no room, and why.
+    no_room: Option<(IndexVersion, u64, PodGroupReason)>,
+    /// Version of the emptied nodes, and whether it fits on them.
+    fits_empty: Option<(IndexVersion, bool)>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Answer {
+    /// Why groups of the shape wait; `None`: they are examined one by one.
+    reason: Option<PodGroupReason>,
+    /// Whether the queue's list of waiting groups is complete.
+    is_listed: bool,
+}
+
+/// Shapes of waiting groups.
+#[derive(Debug, Default)]
+pub(super) struct Shapes {
+    all: Vec<Shape>,
+    /// By queue, tasks and, if there are several tasks, the group: its name decides among equal nodes.
+    places: BTreeMap<(QueueName, Vec<TaskSpec>, Option<GroupId>), usize>,
+    /// Changes with each pass and with each change in a pass that may change an answer.
+    state: u64,
+}
+
+impl Shapes {
+    pub(super) fn begin(&mut self) {
+        self.state += 1;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Number of the shape of a group that asks a queue for this.
+    fn place(&mut self, id: &GroupId, queue: &QueueName, asked: Asked) -> usize {
+        let name = (asked.gang.tasks.len() > 1).then(|| id.clone());
+        let key = (queue.clone(), asked.gang.tasks.clone(), name);
+        *self.places.entry(key).or_insert_with(|| {
+            let request = Arc::new(Request { queue: queue.clone(), asked });
+            let (answer, no_room, fits_empty) = (Answer::default(), None, None);
+            self.all.push(Shape { request, state: 0, answer, no_room, fits_empty });
+            self.all.len() - 1
+        })
+    }
+}
+
+impl<'a> Pass<'a, '_> {
+    /// Adds a group to those that wait for a placement. Returns its place in their order.
+    pub(super) fn add_waiting(&mut self, c: &Candidate<'a>, is_settled: bool) -> Rank {
+        let rank = rank(self.seen.queues, c);
+        let spec = &c.record.spec;
+        let all = spec.all_to_place();
+        let is_plain = !c.admitted
+            && spec.hold.is_none()
+            && spec.ended.is_empty()
+            && spec.min_resources.is_zero()
+            && c.known.is_none_or(|known| known.value.not_before.is_none())
+            && (spec.min_member.is_none() || spec.least_to_place() == all)
+            && missing_class(self.seen.queues, spec).is_none();
+        let asked = is_plain.then(|| self.asked(c, &all));
+        let shape = asked.map(|asked| self.memory.known.shapes.place(c.id, &c.queue, asked));
+        let said = c.known.filter(|known| known.value.queue.as_ref() == Some(&c.queue));
+        let said = said.map(|known| known.value.reason);
+        self.memory.known.add_waiting(rank.clone(), WaitingGroup { shape, said }, is_settled);
+        rank
+    }
+
+    /// Whether a waiting group surely waits on, with nothing to write about it. It is listed then.
+    pub(super) fn waits_on(&mut self, id: &GroupId, group: &WaitingGroup) -> bool {
+        let Some(at) = group.shape.filter(|_| !self.is_spent()) else { return false };
+        let shapes = &self.memory.known.shapes;
+        let known = &shapes.all[at];
+        let answer = match known.state == shapes.state {
+            true => known.answer,
+            false => self.answer(at),
+        };
+        let Some(reason) = answer.reason else { return false };
+        let most = self.seen.bounds.message_changes;
+        if group.said != Some(reason) && self.plan.message_changes.len() < most {
+            return false;
+        }
+        if !answer.is_listed {
+            let request = self.memory.known.shapes.all[at].request.clone();
+            self.list(&request.queue, id, reason);
+            self.memory.known.shapes.all[at].answer.is_listed = self.is_listed(&request.queue);
+        }
+        true
+    }
+
+    /// A change was made that may change the answers.
+    pub(super) fn answers_changed(&mut self) {
+        self.memory.known.shapes.state += 1;
+    }
+
+    fn is_listed(&self, queue: &QueueName) -> bool {
+        self.plan.waiting.get(queue).is_some_and(|listed| listed.len() >= WAITING_LISTED)
+    }
+
+    fn answer(&mut self, at: usize) -> Answer {
+        let request = self.memory.known.shapes.all[at].request.clone();
+        let reason = self.reason_to_wait(at, &request);
+        let answer = Answer { reason, is_listed: self.is_listed(&request.queue) };
+        let shapes = &mut self.memory.known.shapes;
+        (shapes.all[at].state, shapes.all[at].answer) = (shapes.state, answer);
+        answer
+    }
+
+    /// Reason why a group of a shape waits, if examining it would change nothing.
+    fn reason_to_wait(&mut self, at: usize, request: &Request) -> Option<PodGroupReason> {
+        let Request { queue, asked } = request;
+        if let Some((reason, _)) = self.seen.queues.refusal(queue) {
+            return Some(reason);
+        }
+        if self.blocked_by.contains_key(queue) {
+            return Some(PodGroupReason::BehindInQueue);
+        }
+        let reason = match self.seen.queues.fits(&self.plan.usage, queue, &asked.charge) {
+            Err(too_much) => too_much.reason,
+            Ok(()) if self.keeps_capacity(queue) => return None,
+            Ok(()) => self.no_room(at, asked)?,
+        };
+        let changes_queue = match self.is_strict(queue) {
+            true => reason != PodGroupReason::ExceedsCapability,
+            false => self.lacks_head(queue, reason) && self.fits_empty(at, asked),
+        };
+        (!changes_queue).then_some(reason)
+    }
+
+    fn no_room(&mut self, at: usize, asked: &Asked) -> Option<PodGroupReason> {
+        let (version, pass) = (self.memory.index.version(), self.memory.pass());
+        let is_sure = |(of, asked, _): &(IndexVersion, u64, PodGroupReason)| {
+            // Within a pass capacity only shrinks.
+            *asked == pass || *of == version && asked + ASKED_EVERY > pass
+        };
+        if let Some((_, _, reason)) = self.memory.known.shapes.all[at].no_room.filter(is_sure) {
+            return Some(reason);
+        }
+        let reason = self.memory.known_no_room(&asked.gang);
+        let version = self.memory.index.version();
+        self.memory.known.shapes.all[at].no_room = reason.map(|reason| (version, pass, reason));
+        reason
+    }
+
+    fn fits_empty(&mut self, at: usize, asked: &Asked) -> bool {
+        let emptied = self.memory.emptied(self.seen.fleet);
+        let version = emptied.version();
+        let known = self.memory.known.shapes.all[at].fits_empty;
+        if let Some((_, fits)) = known.filter(|(of, _)| *of == version) {
+            return fits;
+        }
+        let fits = self.memory.emptied(self.seen.fleet).has_room(&asked.gang);
+        self.memory.known.shapes.all[at].fits_empty = Some((version, fits));
+        fits
+    }
+}
