@@ -8,6 +8,7 @@
 mod pod_reads;
 mod realities;
 mod removed;
+mod without_group;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +18,7 @@ use tokio::sync::Notify;
 pub use self::pod_reads::StoppedPods;
 pub use self::realities::Realities;
 pub use self::removed::RemovedPod;
+use self::without_group::WithoutGroup;
 use super::doorbells::{FreshStatus, JobDoorbells};
 use super::frameworks;
 use super::members::MemberPod;
@@ -226,6 +228,7 @@ pub struct JobCaches {
     adopted: Mutex<BTreeMap<PodRef, Namespaced>>,
     /// Jobs that may have keys besides their records: claimed ones, and those found by lists.
     known_jobs: Mutex<BTreeSet<RecordId>>,
+    without_group: WithoutGroup,
     /// Signalled when one of them has no record.
     missing_records: Notify,
     doorbells: Mutex<JobDoorbells>,
@@ -251,6 +254,7 @@ impl JobCaches {
             at_claim: ClaimRead::default(),
             adopted: Mutex::default(),
             known_jobs: Mutex::default(),
+            without_group: WithoutGroup::default(),
             missing_records: Notify::new(),
             doorbells: Mutex::default(),
             state_reads: SharedRead::default(),

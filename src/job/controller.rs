@@ -117,6 +117,12 @@ impl ChainedStatus for JobStatus {
     }
 }
 
+impl Drop for JobController {
+    fn drop(&mut self) {
+        self.caches.note_group(&self.id, true);
+    }
+}
+
 impl JobController {
     /// Starts from the status and group that the caches read before the claim, if any.
     #[must_use]
@@ -156,6 +162,7 @@ impl JobController {
     async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.chain.refresh().await?;
         self.group = self.caches.read_group(&self.id).await?;
+        self.caches.note_group(&self.id, self.group.0 > Index::ZERO);
         self.caches.catch_up().await?;
         self.known = std::mem::take(&mut self.known).caught_up();
         self.chain.caught_up();
@@ -290,19 +297,26 @@ impl JobController {
         }
     }
 
-    /// Commits a step, unless it changes nothing.
-    async fn commit_step(&mut self, input: &JobView, mut step: PlannedStep) -> ReconcileResult {
-        let now = self.ctx.clock.wall();
-        let old = self.chain.status();
-        let status = &mut step.plan.status;
+    /// Completes the status of a step. Returns whether the step changes anything.
+    fn is_change(&self, record_index: Index, step: &mut PlannedStep) -> bool {
+        let (old, status) = (self.chain.status(), &mut step.plan.status);
         status.owner = Some(self.owner.clone());
-        status.observed_index = input.record_index;
+        status.observed_index = record_index;
         (status.revision, status.last_reconcile_time) = (old.revision, old.last_reconcile_time);
         (status.last_error, status.quarantined_until) = (None, None);
-        if step.ops.is_empty() && *status == *old && !step.plan.finished {
+        !step.ops.is_empty() || *status != *old || step.plan.finished
+    }
+
+    /// Commits a step, unless it changes nothing.
+    async fn commit_step(&mut self, input: JobView, mut step: PlannedStep) -> ReconcileResult {
+        let now = self.ctx.clock.wall();
+        if !self.is_change(input.record_index, &mut step) {
             return Ok(self.next_action(&step.plan, now));
         }
-        status.last_reconcile_time = Some(now);
+        step.plan.status.last_reconcile_time = Some(now);
+        if step.group.is_some() {
+            self.caches.note_group(&self.id, true);
+        }
         let mut ops = std::mem::take(&mut step.ops);
         let status = if step.plan.finished {
             ops.push(Op::DeleteCas { key: key::job(&self.id), index: input.record_index });
@@ -317,13 +331,27 @@ impl JobController {
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
             Committed::Applied(index) => {
                 let rest = std::mem::take(&mut step.rest);
+                let may_rest = step.plan.status.state.phase.is_final() && !step.changes_pods();
                 self.committed(step, index);
                 match rest.is_empty() {
+                    true if may_rest => self.follow_up(input, now),
                     true => Ok(Action::RequeueAfter(Duration::ZERO)),
-                    false => self.send(input, rest).await,
+                    false => self.send(&input, rest).await,
                 }
             }
             Committed::Refused(_) => Ok(self.after_refusal()),
+        }
+    }
+
+    /// What follows the transaction that ended a job: mostly nothing, so that it need not be read again. What has changed
+    /// since its input was read wakes the controller.
+    fn follow_up(&mut self, mut input: JobView, now: Timestamp) -> ReconcileResult {
+        input.group = self.observed_group(&input.record.read, input.uid)?;
+        input.commands = self.commands();
+        let mut next = self.plan_step(&input)?;
+        match self.is_change(input.record_index, &mut next) {
+            true => Ok(Action::RequeueAfter(Duration::ZERO)),
+            false => Ok(self.next_action(&next.plan, now)),
         }
     }
 
@@ -351,6 +379,7 @@ impl JobController {
         } else if let Some(group) = group {
             self.group = (index, Some(group));
         }
+        self.caches.note_group(&self.id, self.group.0 > Index::ZERO);
         if plan.finished {
             self.caches.forget_job(&self.id);
         }
@@ -468,7 +497,7 @@ impl Controller for JobController {
             input = again;
             step = offload(input.record.members(), || self.plan_step(&input)).await?;
         }
-        self.commit_step(&input, step).await
+        self.commit_step(input, step).await
     }
 
     async fn report_quarantine(

@@ -169,8 +169,10 @@ impl Kind for JobKind {
             let places = PodStates::touched(&old.value, &new.value);
             wake.records(record_ids(caches.owners(&caches.realities.snapshot().value, places)));
         });
-        subscriber.on_with_records(&self.caches.groups, |wake, old, new| {
-            wake.records(record_ids(GroupStatusIndex::touched_keys(&old.value, &new.value)));
+        let caches = self.caches.clone();
+        subscriber.on_with_records(&self.caches.groups, move |wake, old, new| {
+            let touched = GroupStatusIndex::touched_keys(&old.value, &new.value);
+            wake.records(caches.with_group(&touched));
         });
         let caches = self.caches.clone();
         subscriber.on_with_records(&view.intents, move |wake, old, new| {

@@ -37,6 +37,17 @@ pub(super) struct PlannedStep {
     pub(super) before: JobPhase,
 }
 
+impl PlannedStep {
+    /// Whether pods or their labels change.
+    pub(super) fn changes_pods(&self) -> bool {
+        !self.made.is_empty()
+            || !self.rest.is_empty()
+            || !self.adopted.is_empty()
+            || !self.removed.is_empty()
+            || !self.released.is_empty()
+    }
+}
+
 pub(super) type Adopted = (PodRef, PodIdentity);
 
 impl JobController {

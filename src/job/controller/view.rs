@@ -210,7 +210,11 @@ impl JobController {
     }
 
     /// State of the PodGroup, from its record and the status that the batch controller wrote.
-    fn observed_group(&self, read: &Read, uid: JobUid) -> Result<ObservedGroup, ReconcileError> {
+    pub(super) fn observed_group(
+        &self,
+        read: &Read,
+        uid: JobUid,
+    ) -> Result<ObservedGroup, ReconcileError> {
         let (index, record) = &self.group;
         if *index == Index::ZERO {
             return Ok(ObservedGroup::default());
