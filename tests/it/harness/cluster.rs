@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use rcfarm::daemon::{MakeScheduler, by_labels};
+use rcfarm::farm::metrics::FarmMetrics;
 use rcfarm::farm::records::FarmPresence;
 use rcfarm::farm::{Farm, FarmError, FarmReport, FarmSettings};
 use rcfarm::placement::{Discovery, NoDiscovery, Scheduler};
@@ -30,6 +31,7 @@ use super::MANIFEST;
 
 pub struct RunningFarm {
     pub report: Arc<Mutex<FarmReport>>,
+    pub metrics: Arc<FarmMetrics>,
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), FarmError>>,
 }
@@ -309,10 +311,10 @@ fn parsed(key: impl Display) -> Key {
 }
 
 pub fn run(farm: Farm) -> RunningFarm {
-    let report = farm.report();
+    let (report, metrics) = (farm.report(), farm.metrics());
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(farm.run(shutdown.clone()));
-    RunningFarm { report, shutdown, task }
+    RunningFarm { report, metrics, shutdown, task }
 }
 
 pub fn rc_id(n: u128) -> RcId {
