@@ -360,6 +360,15 @@ fn what(record: &AuditRecord) -> String {
             format!("job {}{asked} {} -> {} ({}){pods}", d.job, d.phase_before, d.phase, d.reason)
         }
         Details::JobChanged(d) => format!("job {} {}", d.job, d.action),
+        Details::RecordStep(d) => {
+            let jobs = |sign: &str, jobs: &[String]| -> String {
+                jobs.iter().map(|job| format!(" {sign}{job}")).collect()
+            };
+            let phase = d.phase.map(|phase| format!(" {phase}")).unwrap_or_default();
+            let (made, gone) = (jobs("+", &d.jobs_created), jobs("-", &d.jobs_deleted));
+            format!("{} {}{phase} ({}){made}{gone}", d.kind, d.record, d.reason)
+        }
+        Details::RecordChanged(d) => format!("{} {} {}", d.kind, d.record, d.action),
         Details::Checkpoint(d) => {
             format!("{} controllers, through {}", d.controllers.len(), d.through)
         }

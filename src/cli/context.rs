@@ -197,6 +197,9 @@ impl CommandContext {
         }
         let key = match details {
             Details::JobChanged(change) => key::namespaced_audit_log(&change.job.namespace, id),
+            Details::RecordChanged(change) => {
+                key::namespaced_audit_log(&change.record.namespace, id)
+            }
             _ => key::audit_log(id),
         };
         let record = AuditRecord::new(details, self.now()).caused_by(AuditCause::external(None));

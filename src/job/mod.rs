@@ -27,6 +27,7 @@
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
 //! | `events` | audit records |
+//! | [`owner`] | jobs that another record makes, such as a CronJob |
 //! | [`kind`] | the kind `job`: prefixes, rights, subscriptions |
 
 pub mod adoption;
@@ -46,6 +47,7 @@ pub mod kind;
 pub mod machine;
 pub mod manifest;
 pub mod members;
+pub mod owner;
 pub mod plan;
 pub mod pod_status;
 pub mod pods;

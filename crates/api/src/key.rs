@@ -195,6 +195,16 @@ layout! {
     /// Labels of a job, over those of its document.
     labels_of_job(id: &Namespaced) -> Key = "labels/job/{id}";
     job_bell(id: &Namespaced) -> Key = "rcfarm/bell/job/{id}";
+    cron_jobs() -> Prefix = "rcfarm/cron_jobs/";
+    /// A CronJob's document.
+    cron_job(id: &Namespaced) -> Key = "rcfarm/cron_jobs/{id}";
+    cron_job_statuses() -> Prefix = "rcfarm/cron_job_status/";
+    /// Status of a CronJob, written by its owner farm.
+    cron_job_status(id: &Namespaced) -> Key = "rcfarm/cron_job_status/{id}";
+    cron_job_locks() -> Prefix = "lock/rcfarm/cron_jobs/";
+    /// Labels of CronJobs besides those of their documents, matched by a farm's selector.
+    cron_job_labels() -> Prefix = "labels/cron_job/";
+    cron_job_bell(id: &Namespaced) -> Key = "rcfarm/bell/cron/{id}";
     commands() -> Prefix = "rcfarm/commands/";
     /// A command to a queue, executed once. Commands to jobs may be here, too; whoever may write here may command every
     /// job.

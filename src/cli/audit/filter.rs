@@ -19,6 +19,12 @@ fn is_of_job(details: &Details, job: &Namespaced) -> bool {
         Details::JobStep(d) => d.job == *job,
         Details::JobChanged(d) => d.job == *job,
         Details::GroupsOrdered(d) => d.groups.iter().any(|group| group.group == *job),
+        Details::RecordStep(d) => {
+            let mut jobs = d.jobs_created.iter().chain(&d.jobs_deleted);
+            let is_in = d.record.namespace == job.namespace;
+            d.record == *job || is_in && jobs.any(|name| name == job.name.as_str())
+        }
+        Details::RecordChanged(d) => d.record == *job,
         _ => false,
     }
 }

@@ -87,6 +87,9 @@ impl JobController {
         let removed = self.remove(input, &plan, &mut ops);
         let group = self.change_group(input, &plan, &mut ops);
         self.delete_command(&plan, &mut ops);
+        if plan.finished || plan.status.state.phase != before {
+            ops.extend(self.ring_owner(input));
+        }
         Ok(PlannedStep { plan, made, rest, adopted, removed, released, group, ops, before })
     }
 
@@ -170,6 +173,14 @@ impl JobController {
             }
             ops.push(Op::Delete { key });
         }
+    }
+
+    /// Rings the doorbell of the record that made the job.
+    fn ring_owner(&self, input: &JobView) -> Option<Op> {
+        let key = input.record.owner.as_ref()?.bell(&self.id)?;
+        // Always new: an unchanged value wakes no watch.
+        let value = format!("{} {} {}", self.id, input.uid, self.chain.status().revision + 1);
+        Some(Op::Set { key, value: value.into(), flags: 0 })
     }
 
     /// Labels the pods that the plan adopts. Returns them with their identities.

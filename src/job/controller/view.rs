@@ -14,6 +14,7 @@ use crate::job::caches::{Pods, StoppedPods};
 use crate::job::document::Read;
 use crate::job::doorbells::MOST_READ;
 use crate::job::members::{FreePod, MemberRemoveReason};
+use crate::job::owner::ControllerRef;
 use crate::job::plan::ObservedGroup;
 use crate::job::waiting::why_waits;
 use crate::job::{document, writes};
@@ -31,6 +32,8 @@ pub(super) struct DecodedJob {
     pub(super) immutable_hash: u64,
     /// [`document::requestless_hash`].
     pub(super) requestless_hash: u64,
+    /// The record that made the job.
+    pub(super) owner: Option<ControllerRef>,
 }
 
 impl DecodedJob {
@@ -68,7 +71,8 @@ impl JobController {
         read.spec.ttl = read.spec.ttl.or(self.default_ttl);
         let immutable_hash = document::immutable_hash(&document);
         let requestless_hash = document::requestless_hash(&document);
-        let decoded = Arc::new(DecodedJob { read, immutable_hash, requestless_hash });
+        let owner = ControllerRef::in_document(&document);
+        let decoded = Arc::new(DecodedJob { read, immutable_hash, requestless_hash, owner });
         self.decoded = Some((index, decoded.clone()));
         Ok(decoded)
     }

@@ -17,9 +17,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use fields::{FieldIssues, class_field, queue_field};
+pub use fields::{FieldIssues, FieldReader, class_field, queue_field};
 
-use fields::FieldReader;
+use super::owner::ControllerRef;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
 use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
 use rcfarm_api::labels::{Labels, check_label_key, check_label_value};
@@ -27,6 +27,9 @@ use rcfarm_api::manifest::plain;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 use rcfarm_api::{FieldError, ResourceList};
 use validate::validate;
+
+/// `apiVersion` and `kind` of Volcano's job.
+pub const VOLCANO_JOB: (&str, &str) = ("batch.volcano.sh/v1alpha1", "Job");
 
 /// Warning for a known field without effect.
 const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
@@ -68,7 +71,7 @@ pub fn framework(document: &Value) -> Result<Framework, FieldError> {
         }
     };
     let wanted = match framework {
-        Framework::Volcano => "batch.volcano.sh/v1alpha1",
+        Framework::Volcano => VOLCANO_JOB.0,
         Framework::Pod => "v1",
         _ => "kubeflow.org/v1",
     };
@@ -128,7 +131,8 @@ fn read_as(
     top.take("kind");
     // Status from another cluster.
     top.take("status");
-    let (labels, deleting) = metadata(id, framework, &mut top, &mut issues);
+    let is_owned = ControllerRef::in_document(document).is_some();
+    let (labels, deleting) = metadata(id, framework, is_owned, &mut top, &mut issues);
     let mut spec = top.object("spec", &mut issues);
     if spec.is_empty() {
         issues.problem("spec", "there is no spec");
@@ -236,9 +240,19 @@ pub fn labels_in(value: &[u8]) -> Labels {
     labels.into_iter().filter_map(text).collect()
 }
 
+/// Checks the metadata of a record that makes jobs. Returns whether it is being deleted.
+pub fn object_metadata(
+    id: &Namespaced,
+    top: &mut FieldReader<'_>,
+    issues: &mut FieldIssues,
+) -> bool {
+    metadata(id, Framework::Volcano, false, top, issues).1
+}
+
 fn metadata(
     id: &Namespaced,
     framework: Framework,
+    is_owned: bool,
     top: &mut FieldReader<'_>,
     issues: &mut FieldIssues,
 ) -> (BTreeMap<String, String>, bool) {
@@ -258,7 +272,11 @@ fn metadata(
         metadata.take(passed);
     }
     metadata.take("deletionGracePeriodSeconds");
-    metadata.pass_over(&["generateName", "finalizers", "ownerReferences"], NOBODY_READS, issues);
+    metadata.pass_over(&["generateName", "finalizers"], NOBODY_READS, issues);
+    match is_owned {
+        true => _ = metadata.take("ownerReferences"),
+        false => metadata.pass_over(&["ownerReferences"], NOBODY_READS, issues),
+    }
     metadata.finish(issues);
     (labels, deleting)
 }
@@ -293,11 +311,15 @@ fn labels(
 /// here (`volcano.md` §1.7).
 fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut FieldIssues) {
     for (path, name, _) in metadata.entries("annotations", issues) {
-        if asks_a_scheduler(name) && !honoured.contains(&name) {
+        let is_own = name == SCHEDULED_ANNOTATION || honoured.contains(&name);
+        if asks_a_scheduler(name) && !is_own {
             issues.warning(path, NOBODY_READS);
         }
     }
 }
+
+/// Annotation of a CronJob's job with its scheduled time.
+pub const SCHEDULED_ANNOTATION: &str = "volcano.sh/cronjob-scheduled-timestamp";
 
 /// Whether a label or annotation is for Volcano, Kueue or the scheduler of Kubernetes.
 fn asks_a_scheduler(name: &str) -> bool {

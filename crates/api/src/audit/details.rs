@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange};
+use super::{
+    EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange, RecordChange,
+    RecordStep,
+};
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
 use crate::manifest::command_line::cut;
@@ -75,6 +78,10 @@ pub enum Details {
     JobStep(JobStep),
     /// [`EventType::JobChanged`]
     JobChanged(JobChange),
+    /// [`EventType::RecordStep`]
+    RecordStep(RecordStep),
+    /// [`EventType::RecordChanged`]
+    RecordChanged(RecordChange),
     /// [`EventType::Checkpoint`]
     Checkpoint(Checkpoint),
     /// Any other event, and retargets by p2, which do not name their controller.
@@ -387,6 +394,8 @@ details!(
     GroupsOrdered,
     JobStep,
     JobChanged,
+    RecordStep,
+    RecordChanged,
     Checkpoint
 );
 
@@ -434,6 +443,8 @@ impl Details {
             | Details::GroupsOrdered(_)
             | Details::JobStep(_)
             | Details::JobChanged(_)
+            | Details::RecordStep(_)
+            | Details::RecordChanged(_)
             | Details::Checkpoint(_) => None,
             Details::Other(_, json) => json.get(RC_ID)?.as_str()?.parse().ok(),
         }

@@ -1,4 +1,4 @@
-//! Details of events of jobs.
+//! Details of events of jobs, and of the records that make them.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -72,4 +72,50 @@ pub struct JobChange {
     /// What the accepted status says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<FoldedStep>,
+}
+
+/// A farm acted for a record that makes jobs, such as a CronJob. One record per transaction. The jobs have records of
+/// their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordStep {
+    /// `kind` of the record's document.
+    pub kind: String,
+    /// Namespace and name of the record.
+    pub record: Namespaced,
+    /// CreateIndex of the record, which distinguishes records of one name.
+    pub uid: Index,
+    /// Who made the change.
+    pub actor: Actor,
+    /// Farm that made the change.
+    pub farm: Option<FarmName>,
+    /// The phase after, of kinds that have phases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// Reason, a fixed token; `Deleted` if record or status were deleted.
+    pub reason: String,
+    /// Message for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Names of the jobs that were created.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub jobs_created: Vec<String>,
+    /// Names of the jobs that were marked for deletion.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub jobs_deleted: Vec<String>,
+}
+
+/// A user created, changed or deleted a record that makes jobs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordChange {
+    /// `kind` of the record's document.
+    pub kind: String,
+    /// Namespace and name of the record.
+    pub record: Namespaced,
+    /// Who made the change.
+    pub actor: Actor,
+    /// `Created`, `Changed`, `Suspended`, `Resumed` or `Deleted`.
+    pub action: String,
+    /// [`record_hash`](super::record_hash) of the record that was written. `None`: it was deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
 }

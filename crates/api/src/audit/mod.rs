@@ -29,7 +29,7 @@ pub use job_fold::{
     ACKNOWLEDGED, DELETED, FoldedJob, FoldedStep, JobDifference, ORPHANS_REMOVED, StoredJob,
     compare_jobs,
 };
-pub use jobs::{JobChange, JobStep};
+pub use jobs::{JobChange, JobStep, RecordChange, RecordStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{
     GroupChange, GroupsOrdered, LONGEST_REPEATED, PriorityClassChange, QueueChange, abridged,

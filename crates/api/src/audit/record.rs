@@ -185,6 +185,10 @@ events! {
     JobStep = "JOB_STEP",
     /// A user created, changed or deleted a job, or sent it a command.
     JobChanged = "JOB_CHANGED",
+    /// A farm acted for a record that makes jobs, such as a CronJob.
+    RecordStep = "RECORD_STEP",
+    /// A user created, changed or deleted a record that makes jobs.
+    RecordChanged = "RECORD_CHANGED",
     /// Folded state of records that were pruned.
     Checkpoint = "AUDIT_CHECKPOINT",
 }

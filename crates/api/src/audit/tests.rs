@@ -237,6 +237,21 @@ fn every_event_type_round_trips() {
             record: None,
             step: None,
         }),
+        Details::RecordStep(RecordStep {
+            jobs_created: vec!["nightly-29000000".to_owned()],
+            ..serde_json::from_value(
+                json!({"kind": "CronJob", "record": "default/nightly", "uid": 7,
+                "actor": "farm", "farm": "f1", "reason": "Scheduled", "jobs_created": []}),
+            )
+            .unwrap()
+        }),
+        Details::RecordChanged(RecordChange {
+            kind: "CronJob".to_owned(),
+            record: "default/nightly".parse().unwrap(),
+            actor: user(),
+            action: "Created".to_owned(),
+            hash: Some("0".to_owned()),
+        }),
         Details::Checkpoint(Checkpoint {
             set: Uuid::from_u128(3),
             part: 0,
