@@ -7,6 +7,7 @@ use crate::batch;
 use crate::batch::caches::SchedulerCaches;
 use crate::cluster::ClusterView;
 use crate::cluster::commands::Commands;
+use crate::cron;
 use crate::farm::kind::{ControllerContext, Kind, KindSpec, RegisteredKind};
 use crate::farm::{Farm, FarmSettings, PlacementReport};
 use crate::job;
@@ -74,10 +75,11 @@ struct KindEntry {
 
 /// The kinds of records that a farm claims: one line each.
 #[rustfmt::skip]
-const KINDS: [KindEntry; 3] = [
+const KINDS: [KindEntry; 4] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
     KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone())) },
     KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl)) },
+    KindEntry { spec: cron::kind::spec, build: |ctx, _| Arc::new(cron::kind::CronKind::new(ctx)) },
 ];
 
 /// The data of all kinds, without a farm.

@@ -8,6 +8,7 @@
 //! | [`placement`] | the `Scheduler` trait and its implementations |
 //! | [`replication`] | replication controllers |
 //! | [`job`] | jobs: documents, plans, controller |
+//! | [`cron`] | CronJobs: jobs by a schedule |
 //! | [`batch`] | queues, PodGroups, admission, gang placement |
 //! | [`http`] | health, readiness, metrics and status of a daemon |
 //! | [`cli`] | the commands; the only code that prints |
@@ -19,6 +20,7 @@
 pub mod batch;
 pub mod cli;
 pub mod cluster;
+pub mod cron;
 pub mod daemon;
 pub mod farm;
 pub mod http;

@@ -1,8 +1,8 @@
-//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, queues, priority classes and replication controllers from files.
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, CronJobs, queues, priority classes and replication controllers from files.
 //! `rcfarm dev --apply` takes the same files.
 //!
 //! Everything is read and checked before the first write. Then come priority classes, queues, parents first, then
-//! controllers, then jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply`
+//! controllers, CronJobs, jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply`
 //! again applies the rest.
 
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::context::CommandContext;
+use super::documents::{self, DescribedDocument, WantedDocument};
 use super::failure::{CliExit, failure};
 use super::files::contents;
 use super::job::apply::{DescribedJob, WantedJob, wrong};
@@ -26,8 +27,8 @@ const AUDIT_BYTES: usize = 16 * 1024;
 
 #[derive(clap::Args)]
 pub struct FileArgs {
-    /// A YAML or JSON file with jobs, queues, priority classes and replication controllers, or a directory of such
-    /// files; - reads standard input; may be repeated
+    /// A YAML or JSON file with jobs, CronJobs, queues, priority classes and replication controllers, or a directory of
+    /// such files; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<String>,
     /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
@@ -202,6 +203,7 @@ struct Wanted {
     classes: WantedClasses,
     queues: WantedQueues,
     controllers: Vec<WantedRc>,
+    documents: Vec<WantedDocument>,
     jobs: Vec<WantedJob>,
 }
 
@@ -223,17 +225,20 @@ impl Wanted {
         let classes = WantedClasses::read(context, described.classes, &mut problems).await?;
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
+        let documents =
+            WantedDocument::read_all(context, described.documents, &mut problems).await?;
         let after = queues.after(classes.after());
         let jobs = WantedJob::read_all(context, described.jobs, &after, &mut problems).await?;
         check_sizes(context, &classes.all, &mut problems);
         check_sizes(context, &queues.all, &mut problems);
         check_sizes(context, &controllers, &mut problems);
+        check_sizes(context, &documents, &mut problems);
         check_sizes(context, &jobs, &mut problems);
         if !problems.is_empty() {
             let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
             return Err(failure(why, "correct the fields named; nothing was changed"));
         }
-        Ok(Wanted { classes, queues, controllers, jobs })
+        Ok(Wanted { classes, queues, controllers, documents, jobs })
     }
 
     /// Applies the objects until one fails. `applied`: those that were applied.
@@ -245,6 +250,7 @@ impl Wanted {
         apply_all(context, &self.classes.all, applied).await?;
         apply_all(context, &self.queues.all, applied).await?;
         apply_all(context, &self.controllers, applied).await?;
+        apply_all(context, &self.documents, applied).await?;
         apply_all(context, &self.jobs, applied).await
     }
 
@@ -252,8 +258,9 @@ impl Wanted {
         let classes = self.classes.all.iter().map(WantedObject::planned);
         let queues = self.queues.all.iter().map(WantedObject::planned);
         let controllers = self.controllers.iter().map(WantedObject::planned);
+        let documents = self.documents.iter().map(WantedObject::planned);
         let jobs = self.jobs.iter().map(WantedObject::planned);
-        classes.chain(queues).chain(controllers).chain(jobs).collect()
+        classes.chain(queues).chain(controllers).chain(documents).chain(jobs).collect()
     }
 }
 
@@ -263,13 +270,15 @@ pub(super) struct DescribedObjects {
     classes: Vec<DescribedClass>,
     queues: Vec<DescribedQueue>,
     controllers: Vec<DescribedRc>,
+    pub(super) documents: Vec<DescribedDocument>,
     pub(super) jobs: Vec<DescribedJob>,
 }
 
 impl DescribedObjects {
     /// `files`: where they are from. No files are no error.
     pub(super) fn check_not_empty(&self, files: &[String]) -> anyhow::Result<()> {
-        let is_empty = self.queues.is_empty() && self.controllers.is_empty();
+        let is_empty =
+            self.queues.is_empty() && self.controllers.is_empty() && self.documents.is_empty();
         if files.is_empty() || !(is_empty && self.jobs.is_empty() && self.classes.is_empty()) {
             return Ok(());
         }
@@ -301,7 +310,12 @@ impl DescribedObjects {
                     of replication_controllers:, as in examples/web.yaml";
                 return Err(failure(format!("{at} is the manifest of a pod"), hint));
             }
-            _ => self.jobs.push(DescribedJob::new(at, document, within)?),
+            kind => match kind.and_then(documents::of_kind) {
+                Some(kind) => {
+                    self.documents.push(DescribedDocument::new(at, kind, document, within)?);
+                }
+                None => self.jobs.push(DescribedJob::new(at, document, within)?),
+            },
         }
         Ok(())
     }

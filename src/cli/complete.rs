@@ -66,6 +66,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Named {
     Controller,
+    CronJob,
     Farm,
     Job,
     Node,
@@ -80,6 +81,7 @@ impl Named {
         Some(match name {
             "RC" => Named::Controller,
             "JOB" | "NS/NAME" => Named::Job,
+            "CRON" => Named::CronJob,
             "NODE" => Named::Node,
             "POD" => Named::Pod,
             "QUEUE" => Named::Queue,
@@ -142,6 +144,7 @@ pub(super) async fn names(
 async fn list(context: &CommandContext, named: Named) -> anyhow::Result<BTreeSet<String>> {
     let prefix = match named {
         Named::Controller => return controllers(context).await,
+        Named::CronJob => key::cron_jobs(),
         Named::Farm => key::farms(),
         Named::Job => key::jobs(),
         Named::Node => key::nodes(),
@@ -160,7 +163,7 @@ fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
     match named {
         Named::Controller => tail.parse::<RcId>().ok().map(|id| id.to_string()),
         Named::Farm => tail.parse::<FarmName>().ok().map(String::from),
-        Named::Job => key::namespaced(prefix, key).map(String::from),
+        Named::Job | Named::CronJob => key::namespaced(prefix, key).map(String::from),
         Named::Node => tail.parse::<NodeName>().ok().map(String::from),
         Named::Pod => tail.split('/').next()?.parse::<PodId>().ok().map(String::from),
         Named::Queue => tail.parse::<QueueName>().ok().map(String::from),
@@ -204,6 +207,7 @@ mod tests {
             ("pod logs", Some(Named::Pod)),
             ("pod logs web --node", Some(Named::Node)),
             ("queue get", Some(Named::Queue)),
+            ("cron run", Some(Named::CronJob)),
             ("audit list --job", Some(Named::Job)),
             ("audit list --rc", Some(Named::Controller)),
             ("farm confirm", Some(Named::Farm)),

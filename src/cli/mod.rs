@@ -12,12 +12,14 @@ mod audit;
 mod complete;
 mod connect;
 mod context;
+mod cron;
 mod demo_server;
 mod dev;
 mod dev_token;
 mod doctor;
 #[cfg(test)]
 mod documented;
+mod documents;
 mod failure;
 mod farm;
 mod farm_run;
@@ -63,7 +65,9 @@ enum Command {
     PriorityClass(priority_class::PriorityClassCommand),
     #[command(subcommand)]
     Job(job::JobCommand),
-    /// Create or update jobs, queues and controllers from files: Volcano's Job and Queue, Kubeflow's TFJob, PyTorchJob,
+    #[command(subcommand)]
+    Cron(cron::CronCommand),
+    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob and Queue, Kubeflow's TFJob, PyTorchJob,
     /// MPIJob, XGBoostJob, Pod, PriorityClass, and replication_controllers
     Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
@@ -188,6 +192,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::Queue(command) => queue::run(&context()?, command).await,
         Command::PriorityClass(command) => priority_class::run(&context()?, command).await,
         Command::Job(command) => job::run(&context()?, command).await,
+        Command::Cron(command) => cron::run(&context()?, command).await,
         Command::Apply(args) => apply::apply(&context()?, &args).await,
         Command::Plan(args) => apply::plan(&context()?, &args).await,
         Command::Label(command) => label::run(&context()?, command).await,

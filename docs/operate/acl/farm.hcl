@@ -41,6 +41,12 @@ key_prefix "labels/job/"                     { policy = "read" }
 key_prefix "reality/"                        { policy = "read" }
 key_prefix "status/pods/"                    { policy = "read" }
 
+# CronJobs: their records go at their end. Their jobs are written below rcfarm/jobs/.
+key_prefix "rcfarm/cron_jobs/"               { policy = "write" }
+key_prefix "rcfarm/cron_job_status/"         { policy = "write" }
+key_prefix "lock/rcfarm/cron_jobs/"          { policy = "write" }
+key_prefix "labels/cron_job/"                { policy = "read" }
+
 # Ownership, presence, doorbells, the layout's version.
 key_prefix "lock/replication_controllers/" { policy = "write" }
 key_prefix "rcfarm/farms/"                 { policy = "write" }

@@ -8,6 +8,12 @@ key_prefix "rcfarm/commands/team-a/"   { policy = "write" }
 key_prefix "rcfarm/audit_logs/team-a/" { policy = "write" }
 key_prefix "rcfarm/bell/job/team-a/"   { policy = "write" }
 
+# CronJobs, which make jobs by a schedule.
+key_prefix "rcfarm/cron_jobs/team-a/"       { policy = "write" }
+key_prefix "labels/cron_job/team-a/"        { policy = "write" }
+key_prefix "rcfarm/cron_job_status/team-a/" { policy = "read" }
+key_prefix "lock/rcfarm/cron_jobs/team-a/"  { policy = "read" }
+
 # Statuses of the jobs and of their gangs, and which farm owns them.
 key_prefix "rcfarm/job_status/team-a/"       { policy = "read" }
 key_prefix "rcfarm/pod_groups/team-a/"       { policy = "read" }

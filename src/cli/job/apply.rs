@@ -173,7 +173,7 @@ pub(super) fn names(files: &[String], within: &Namespace) -> anyhow::Result<Vec<
 }
 
 /// Creates a job that does not exist from a document.
-pub(super) async fn create(
+pub(in crate::cli) async fn create(
     context: &CommandContext,
     id: &Namespaced,
     document: Value,
@@ -226,7 +226,7 @@ fn unknown_class(queues: &Queues, one: &WantedJob) -> Option<String> {
 }
 
 /// Removes the fields that another cluster's controllers set.
-fn as_stored(mut document: Value) -> Value {
+pub(in crate::cli) fn as_stored(mut document: Value) -> Value {
     if let Some(fields) = document.as_object_mut() {
         fields.remove("status");
     }

@@ -181,7 +181,7 @@ fn the_page_of_keys_names_fields_that_are_stored() {
 }
 
 /// The types of the details of events, by the event that begins a row.
-const DETAILS: [(&str, &[&str]); 15] = [
+const DETAILS: [(&str, &[&str]); 17] = [
     ("REPLICATION_CONTROLLER_RETARGET", &["Retarget"]),
     ("NODE_TRANSFER_START", &["NodeTransfer"]),
     ("REPLICATION_CONTROLLER_CREATED", &["ControllerChange"]),
@@ -195,6 +195,8 @@ const DETAILS: [(&str, &[&str]); 15] = [
     ("JOB_STEP", &["JobStep"]),
     ("JOB_CHANGED", &["JobChange", "FoldedStep"]),
     ("POD_GROUPS_ORDERED", &["GroupsOrdered", "GroupChange"]),
+    ("RECORD_STEP", &["RecordStep"]),
+    ("RECORD_CHANGED", &["RecordChange"]),
     ("AUDIT_CHECKPOINT", &["Checkpoint"]),
     ("AUDIT_CHECKPOINT", &["FoldedController"]),
 ];
@@ -226,7 +228,7 @@ fn the_page_of_keys_names_details_that_are_stored() {
         );
     }
     assert_eq!(wrong, Vec::<String>::new());
-    assert_eq!(seen.len(), 14, "{seen:?}");
+    assert_eq!(seen.len(), 16, "{seen:?}");
 }
 
 /// Begin of a message up to what differs from time to time.

@@ -1,0 +1,206 @@
+//! Records that are the user's own document, as of a CronJob: `rcfarm apply -f`, `plan -f`, and reads and writes of
+//! single ones. A kind is one entry of [`KINDS`].
+//!
+//! Keys read and written: the records, by CAS, each in one transaction with its audit record.
+
+use serde_json::{Value, json};
+
+use super::apply::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
+};
+use super::context::CommandContext;
+use super::failure::failure;
+use super::job::apply::{as_stored, wrong};
+use crate::job::document::name;
+use rcfarm_api::FieldError;
+use rcfarm_api::audit::{Details, RecordChange, record_hash};
+use rcfarm_api::ids::{Namespace, Namespaced};
+use rcfarm_store::{Entry, Index, Key, Op};
+
+/// A kind of record that is the user's document.
+pub(super) struct DocumentKind {
+    /// `kind` of the document.
+    pub(super) kind: &'static str,
+    /// Its command: `rcfarm <noun> …`.
+    pub(super) noun: &'static str,
+    pub(super) key: fn(&Namespaced) -> Key,
+    pub(super) check: fn(&Namespaced, &Value) -> Checked,
+}
+
+/// Warnings, or what is wrong.
+pub(super) type Checked = Result<Vec<FieldError>, Vec<FieldError>>;
+
+/// All of them, in the order in which they are applied.
+const KINDS: [&DocumentKind; 1] = [&super::cron::CRON_JOB];
+
+/// The kind of a document.
+pub(super) fn of_kind(kind: &str) -> Option<&'static DocumentKind> {
+    KINDS.into_iter().find(|one| one.kind == kind)
+}
+
+/// A document of a file.
+pub(super) struct DescribedDocument {
+    at: String,
+    pub(super) kind: &'static DocumentKind,
+    pub(super) id: Namespaced,
+    document: Value,
+}
+
+impl DescribedDocument {
+    /// `at`: file and number of the document, for messages. `within`: its namespace, if it names none.
+    pub(super) fn new(
+        at: &str,
+        kind: &'static DocumentKind,
+        mut document: Value,
+        within: &Namespace,
+    ) -> anyhow::Result<DescribedDocument> {
+        if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
+            document["metadata"]["namespace"] = json!(within);
+        }
+        let id = name(&document).map_err(|issue| wrong(at, issue.to_string()))?;
+        Ok(DescribedDocument { at: at.to_owned(), kind, id, document: as_stored(document) })
+    }
+}
+
+/// A document, and the stored record of its name.
+pub(super) struct WantedDocument {
+    kind: &'static DocumentKind,
+    id: Namespaced,
+    document: Value,
+    warnings: Vec<FieldError>,
+    stored: Option<Entry>,
+}
+
+impl WantedDocument {
+    /// Reads and checks documents; adds to `problems` what is wrong with them.
+    pub(super) async fn read_all(
+        context: &CommandContext,
+        mut described: Vec<DescribedDocument>,
+        problems: &mut Vec<String>,
+    ) -> anyhow::Result<Vec<WantedDocument>> {
+        described.sort_by_key(|one| KINDS.iter().position(|kind| kind.kind == one.kind.kind));
+        let mut all: Vec<WantedDocument> = Vec::new();
+        for DescribedDocument { at, kind, id, document } in described {
+            if all.iter().any(|other| other.kind.kind == kind.kind && other.id == id) {
+                return Err(wrong(&at, format!("{} {id} is there twice", kind.kind)));
+            }
+            match (kind.check)(&id, &document) {
+                Ok(warnings) => {
+                    let stored = context.get(&(kind.key)(&id)).await?;
+                    let one = WantedDocument { kind, id, document, warnings, stored };
+                    let old = one.stored_document().unwrap_or_default();
+                    if old.pointer("/metadata/deletionTimestamp").is_some() {
+                        let why = "it is being deleted; wait until it is gone";
+                        problems.push(format!("{}: {why}", one.title()));
+                    }
+                    all.push(one);
+                }
+                Err(found) => {
+                    let found = found.iter().map(|issue| format!("{} {id}: {issue}", kind.kind));
+                    problems.extend(found);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn title(&self) -> String {
+        format!("{} {}", self.kind.kind, self.id)
+    }
+
+    fn stored_document(&self) -> Option<Value> {
+        serde_json::from_slice(&self.stored.as_ref()?.value).ok()
+    }
+
+    fn differences(&self) -> Vec<FieldDifference> {
+        let stored = self.stored_document();
+        stored.map(|stored| differences(&stored, &self.document)).unwrap_or_default()
+    }
+
+    fn shown(&self) -> Value {
+        json!({"name": self.id, "kind": self.kind.kind, "change": self.action()})
+    }
+}
+
+impl WantedObject for WantedDocument {
+    fn action(&self) -> ApplyAction {
+        match &self.stored {
+            None => ApplyAction::Created,
+            Some(_) if self.stored_document().as_ref() == Some(&self.document) => {
+                ApplyAction::Unchanged
+            }
+            Some(_) => ApplyAction::Changed,
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warnings.iter().map(|warning| format!("{}: {warning}", self.title())).collect()
+    }
+
+    fn bytes(&self) -> usize {
+        self.document.to_string().len()
+    }
+
+    async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
+        let action = format!("{:?}", self.action());
+        let stored = self.stored.as_ref();
+        write(context, self.kind, &self.id, (stored, Some(&self.document)), &action).await
+    }
+
+    fn applied(&self) -> AppliedObject {
+        let mut shown = self.shown();
+        shown["warnings"] = json!(self.warnings);
+        AppliedObject::new(self.title(), self.action(), shown)
+    }
+
+    fn planned(&self) -> PlannedObject {
+        let fields = self.differences();
+        let mut shown = self.shown();
+        shown["fields"] = json!(fields);
+        PlannedObject::new(&self.title(), self.action(), &fields, shown)
+    }
+}
+
+/// Replaces a record by CAS, or deletes it, with its audit record.
+pub(super) async fn write(
+    context: &CommandContext,
+    kind: &DocumentKind,
+    id: &Namespaced,
+    (stored, document): (Option<&Entry>, Option<&Value>),
+    action: &str,
+) -> anyhow::Result<()> {
+    let index = stored.map_or(Index::ZERO, |entry| entry.modify_index);
+    let key = (kind.key)(id);
+    let value: Option<bytes::Bytes> = document.map(|document| document.to_string().into());
+    let change = RecordChange {
+        kind: kind.kind.to_owned(),
+        record: id.clone(),
+        actor: context.actor(),
+        action: action.to_owned(),
+        hash: value.as_ref().map(|value| record_hash(value)),
+    };
+    let op = match value {
+        Some(value) => Op::Cas { key, value, flags: stored.map_or(0, |entry| entry.flags), index },
+        None => Op::DeleteCas { key, index },
+    };
+    context.commit([op], &Details::RecordChanged(change), None).await?.map_err(|_| {
+        let why =
+            format!("{} {id}: somebody changed it meanwhile; it was left as it is", kind.kind);
+        failure(why, "look at it, then try again")
+    })?;
+    Ok(())
+}
+
+/// A stored record. It must exist.
+pub(super) async fn find(
+    context: &CommandContext,
+    kind: &DocumentKind,
+    id: &Namespaced,
+) -> anyhow::Result<(Entry, Value)> {
+    let Some(entry) = context.get(&(kind.key)(id)).await? else {
+        let hint = format!("see which there are: rcfarm {} list", kind.noun);
+        return Err(failure(format!("there is no {} {id}", kind.kind), hint));
+    };
+    let document = serde_json::from_slice(&entry.value).unwrap_or_default();
+    Ok((entry, document))
+}

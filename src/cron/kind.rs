@@ -1,0 +1,97 @@
+//! CronJobs as a kind of record: data and hooks.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::caches::CronCaches;
+use super::controller::CronController;
+use super::document;
+use crate::farm::kind::{
+    ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
+};
+use crate::farm::records::Records;
+use crate::job::document::labels_in;
+use rcfarm_api::ids::{Namespaced, RecordId};
+use rcfarm_api::{FieldError, InvalidText, key};
+use rcfarm_store::{Index, StoreError};
+
+/// Prefixes, rights and checks of the kind `cron`.
+#[must_use]
+pub fn spec() -> KindSpec {
+    KindSpec {
+        own_labels: Some(labels_in),
+        check_name,
+        is_guarded: false,
+        batches_commits: true,
+        reads: vec![key::job_statuses()],
+        writes: vec![key::cron_jobs(), key::cron_job_statuses(), key::jobs()],
+        user_writes: vec![key::cron_jobs(), key::cron_job_labels()],
+        sentinels: vec![key::cron_jobs()],
+        checks: vec![RecordCheck {
+            title: "CronJobs",
+            prefix: key::cron_jobs(),
+            check: check_record,
+            remedy: "correct them: rcfarm apply -f; or: rcfarm cron delete",
+        }],
+        ..KindSpec::new("cron", key::cron_jobs(), key::cron_job_locks(), key::cron_job_labels())
+    }
+}
+
+fn check_name(tail: &str) -> Result<(), FieldError> {
+    name(tail).map(drop)
+}
+
+fn name(tail: &str) -> Result<Namespaced, FieldError> {
+    if tail.split('/').count() != 2 {
+        let problem = "a CronJob stands under <namespace>/<name>";
+        return Err(FieldError::new(FieldError::KEY, problem, "move it there"));
+    }
+    tail.parse().map_err(|error: InvalidText| FieldError::from(error).below(FieldError::KEY))
+}
+
+fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    let problems = document::decode(&name(tail)?, value).err().unwrap_or_default();
+    problems.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// Controllers of the kind `cron`.
+pub struct CronKind {
+    ctx: ControllerContext,
+    caches: Arc<CronCaches>,
+}
+
+impl CronKind {
+    /// The kind in a farm.
+    #[must_use]
+    pub fn new(ctx: ControllerContext) -> CronKind {
+        let caches = CronCaches::new(ctx.reader.clone());
+        CronKind { ctx, caches }
+    }
+}
+
+#[async_trait]
+impl Kind for CronKind {
+    fn rung(&self, id: &RecordId) {
+        self.caches.ring(id);
+    }
+
+    fn has_leftovers(&self) -> bool {
+        self.caches.has_something()
+    }
+
+    fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
+        self.caches.left_behind(records)
+    }
+
+    async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
+        self.caches.prepare(oldest).await
+    }
+
+    fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
+        // `check_name` accepted it before the claim.
+        let id = claimed.id.as_str().parse().expect("the name of a CronJob");
+        Box::new(CronController::new(self.ctx.clone(), claimed, id, self.caches.clone()))
+    }
+}
