@@ -244,7 +244,10 @@ fn removed(
     let Some((Some(before), _)) = status_of(applied_write, id) else { return };
     let memory = before.tasks.get(&identity.slot.task);
     let tries = memory.and_then(|m| m.attempts.get(&identity.slot.index)).copied().unwrap_or(0);
-    let current = before.uid == identity.uid
+    // An orphan of an earlier job of the name is collected, whatever its status says.
+    let is_orphan = model.jobs.get(id).is_some_and(|job| job.uid != identity.uid);
+    let current = !is_orphan
+        && before.uid == identity.uid
         && (identity.version, identity.attempt) == (before.version, tries);
     let in_range = model.spec(id).is_some_and(|(_, spec)| {
         spec.task(&identity.slot.task).is_some_and(|task| identity.slot.index < task.replicas)

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::history::History;
+use super::notes;
 use super::services::AFTER_RESTORE;
 use crate::facts::VIEW;
 use rcfarm::job::document;
@@ -192,6 +193,10 @@ impl JobModel {
         (self.history.ended, self.history.absences) = (tries, absences);
         for entry in tables.kv.list("") {
             self.set(at, &entry.key, Some(entry));
+        }
+        let jobs: Vec<Namespaced> = self.jobs.keys().cloned().collect();
+        for id in jobs {
+            notes::note_ready(self, &id, at);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Records in the history of jobs what each write shows.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::history::Try;
 use super::jobs::{JobModel, ModelEvent};
@@ -61,21 +62,26 @@ pub fn note(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
         }
     }
     for id in touched {
-        let ready: Vec<_> = match model.spec(&id) {
-            Some((uid, spec)) => {
-                ready_tasks(model, &id, uid, spec).map(|task| (id.clone(), uid, task)).collect()
-            }
-            None => Vec::new(),
-        };
-        let history = &mut model.history;
-        let were: Vec<_> = history.ready_now.iter().filter(|(job, ..)| *job == id).collect();
-        let were: Vec<_> = were.into_iter().cloned().collect();
-        for key in were {
-            history.ready_now.remove(&key);
-            history.ready.insert(key, applied_write.at);
-        }
-        history.ready_now.extend(ready);
+        note_ready(model, &id, applied_write.at);
     }
+}
+
+/// Records which tasks of a job are ready for their dependents.
+pub fn note_ready(model: &mut JobModel, id: &Namespaced, at: Duration) {
+    let ready: Vec<_> = match model.spec(id) {
+        Some((uid, spec)) => {
+            ready_tasks(model, id, uid, spec).map(|task| (id.clone(), uid, task)).collect()
+        }
+        None => Vec::new(),
+    };
+    let history = &mut model.history;
+    let were: Vec<_> = history.ready_now.iter().filter(|(job, ..)| job == id).collect();
+    let were: Vec<_> = were.into_iter().cloned().collect();
+    for key in were {
+        history.ready_now.remove(&key);
+        history.ready.insert(key, at);
+    }
+    history.ready_now.extend(ready);
 }
 
 /// Tasks with at least `minAvailable` members that run or have succeeded, by the nodes' statuses.
