@@ -182,10 +182,13 @@ fn run(
             return None;
         }
     }
-    let missed = spec.schedule.between(considered, due, MOST_MISSED + 1).count();
+    // Runs whose starting deadline has passed do not count, as in Kubernetes.
+    let in_time = |deadline| seen.now.checked_sub(deadline).ok();
+    let since = spec.starting_deadline.and_then(in_time).map_or(considered, |t| t.max(considered));
+    let missed = spec.schedule.between(since, due, MOST_MISSED + 1).count();
     if missed > MOST_MISSED {
         let why = format!(
-            "more than {MOST_MISSED} runs were missed since {considered}; only that of {due} was made: \
+            "more than {MOST_MISSED} runs were missed since {since}; only that of {due} was made: \
              set startingDeadlineSeconds, or look at the clocks"
         );
         say(status, CronReason::TooManyMissedTimes, &why);

@@ -155,6 +155,8 @@ fn more_than_100_missed_runs_warn_and_the_latest_is_made() {
     assert_eq!(case.status.reason, CronReason::Scheduled);
     let mut case = Case::new(json!({"schedule": "* * * * *"}));
     assert_eq!(case.at("2036-01-01T00:00:00Z"), ["+00:00", "TooManyMissedTimes"], "ten years");
+    let mut case = Case::new(json!({"schedule": "* * * * *", "startingDeadlineSeconds": 200}));
+    assert_eq!(case.at("2036-01-01T00:00:00Z"), ["+00:00"], "the others' deadline has passed");
 }
 
 #[test]
