@@ -85,14 +85,21 @@ fn queues_of(change: &PlacementChange) -> impl Iterator<Item = &QueueName> {
     before.into_iter().chain(after).filter(|_| !change.keeps_status())
 }
 
-/// Queues whose records must be unchanged, because a group is admitted.
+/// Queues whose records must be unchanged, because a group is admitted or is charged more.
 fn guards<'q>(
     change: &PlacementChange,
     queues: &'q Queues,
 ) -> impl Iterator<Item = (&'q QueueName, Index)> {
-    let was = change.before.as_ref().is_some_and(|known| known.value.phase.is_admitted());
-    let admitted = change.after.as_ref().filter(|after| !was && after.phase.is_admitted());
-    let queue = admitted.and_then(|after| queues.0.get(after.queue.as_ref()?));
+    let before = change.before.as_ref().map(|known| &known.value);
+    let before = before.filter(|before| before.phase.is_admitted());
+    let has_room = |after: &PodGroupStatus| {
+        before.is_some_and(|before| {
+            before.queue == after.queue && before.charged.fits(&after.charged)
+        })
+    };
+    let after = change.after.as_ref().filter(|after| after.phase.is_admitted());
+    let charged = after.filter(|after| !has_room(after));
+    let queue = charged.and_then(|after| queues.0.get(after.queue.as_ref()?));
     let chain = queue.into_iter().flat_map(|queue| &queue.chain);
     chain.filter_map(|link| queues.0.get_key_value(link)).map(|(name, queue)| (name, queue.index))
 }
