@@ -1,8 +1,8 @@
 //! Packs the changes of a pass into transactions. Pure.
 //!
 //! A transaction contains the fence, the scheduler's status and an audit record; per queue its status with counters and
-//! charges; per group its status; per node its allocations. If it admits a group, it also checks the ModifyIndex of the
-//! records of the queue and its ancestors.
+//! charges; per group its status; per node its allocations. If it admits a group, or charges one more, it also checks the
+//! ModifyIndex of the records of the queue and its ancestors.
 
 use std::collections::{BTreeMap, BTreeSet};
 

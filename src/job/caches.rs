@@ -120,12 +120,9 @@ impl KnownPods {
         owner: &Arc<Notify>,
     ) {
         for (place, fresh) in all {
-            if fresh.real.is_some() {
-                caches.note_real(&place, fresh.index, owner);
-            }
-            // An agent writes both in one transaction.
-            self.fresh_reals.wrote(place.clone(), fresh.real, fresh.index);
             let index = fresh.index;
+            // An agent writes both in one transaction.
+            self.read_real(place.clone(), (fresh.real, index), caches, owner);
             self.fresh.wrote(place, Some(fresh), index);
         }
     }
@@ -174,11 +171,26 @@ impl KnownPods {
         match real.filter(|(hash, _)| removed.is_real(Some(*hash))) {
             Some((hash, index)) => {
                 removed.note_real(Some(hash));
-                caches.note_real(&place, index, owner);
-                self.fresh_reals.wrote(place, Some(hash), index);
+                self.read_real(place, (Some(hash), index), caches, owner);
             }
             None => drop(self.removed.remove(&place)),
         }
+    }
+
+    /// Takes in what was read of a pod's `reality/`: hash of its manifest, and an index at which it stood. The cache may
+    /// never show it: `owner` is woken if it is gone when the cache can ([`Cache::note_write`]).
+    fn read_real(
+        &mut self,
+        place: PodRef,
+        (hash, index): (Option<u64>, Index),
+        caches: &JobCaches,
+        owner: &Arc<Notify>,
+    ) {
+        if hash.is_some() {
+            let key = key::reality(&place.node, &place.pod);
+            caches.realities.note_write(key, index, owner);
+        }
+        self.fresh_reals.wrote(place, hash, index);
     }
 
     /// Hash of the manifest that a node reports as real.
@@ -616,12 +628,6 @@ impl JobCaches {
             self.known_jobs().retain(|id| !(known.contains(id) && is_gone(id)));
         }
         Ok(())
-    }
-
-    /// Notes that a node had a pod at `index`: `owner` is woken if it is gone when the cache can show it
-    /// ([`Cache::note_write`]).
-    fn note_real(&self, place: &PodRef, index: Index, owner: &Arc<Notify>) {
-        self.realities.note_write(key::reality(&place.node, &place.pod), index, owner);
     }
 
     /// Address of the pods of a node; without a known address, the node's name.

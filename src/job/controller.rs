@@ -45,7 +45,8 @@ const COLLECT_EVERY: Duration = Duration::from_secs(1);
 const CONCURRENT_READS: usize = 8;
 /// Operations in every transaction: fence, record, status, audit.
 const BASE_OPS: usize = 4;
-/// [`BASE_OPS`], PodGroup and its status, and a command (two). Pods get the rest.
+/// [`BASE_OPS`], PodGroup and its status, and a command (two). Pods get the rest, less the doorbell of the job's owner if
+/// it has one.
 const FIXED_OPS: usize = BASE_OPS + 4;
 /// Operations that remove a pod ([`writes::remove_ops`]). At least one pod fits, however low the limit.
 const POD_OPS: usize = 3;
@@ -201,7 +202,8 @@ impl JobController {
 
     /// Plans the next transaction with as many pods as fit.
     fn plan_step(&self, input: &JobView) -> Result<PlannedStep, ReconcileError> {
-        let mut room = (self.ctx.limits.ops.saturating_sub(FIXED_OPS) / 2).max(1);
+        let fixed = FIXED_OPS + usize::from(input.record.owner.is_some());
+        let mut room = (self.ctx.limits.ops.saturating_sub(fixed) / 2).max(1);
         let old = self.chain.status();
         // The status may be that of an older job of this name.
         let before = if old.uid == input.uid { old.state.phase } else { JobPhase::Pending };

@@ -2,9 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{NODE, TestScheduler, id, workers};
-use rcfarm_api::Stored;
+use super::{NODE, TestScheduler, id, queue, workers};
+use crate::batch::queues::Queues;
+use crate::batch::writes::{QueueBook, batch};
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason};
+use rcfarm_api::{Stored, key};
+use rcfarm_store::{Op, TxnLimits};
 
 impl TestScheduler {
     /// What the group's owner reports: counts, and members that have ended, as ranges.
@@ -18,6 +21,24 @@ impl TestScheduler {
             ranges => json!({"w": ranges}),
         };
         self.write(name, &record, Some(old.created));
+    }
+
+    /// Runs passes until none changes anything; the number of transactions that check the default queue's record.
+    fn charges(&mut self) -> usize {
+        let mut checks = 0;
+        loop {
+            let plan = self.plan();
+            if plan.changes.is_empty() {
+                return checks;
+            }
+            let queues = Queues::of(&self.queues, self.classes.clone());
+            let (rooms, book) = (&self.fleet.node_capacities, QueueBook::new());
+            let batch = batch(&plan.changes, rooms, &queues, &book, TxnLimits::default());
+            let queue = key::queue(&queue("default"));
+            let is_check = |op: &&Op| matches!(op, Op::CheckIndex { key, .. } if *key == queue);
+            checks += batch.ops.iter().filter(is_check).count();
+            plan.changes.iter().for_each(|change| self.apply(change));
+        }
     }
 
     fn placed(&self, name: &str) -> Vec<u32> {
@@ -63,6 +84,18 @@ fn ended_member_that_starts_again_waits_for_a_place() {
     sched.run();
     assert_eq!(sched.placed("a"), [0, 1]);
     assert!(sched.status("a").placement.as_ref().unwrap().ended.is_empty());
+}
+
+/// Its limit may have been lowered meanwhile: whatever charges a queue more depends on the queue's record.
+#[test]
+fn transaction_that_charges_a_group_more_checks_its_queue() {
+    let mut sched = TestScheduler::new(&[NODE]);
+    sched.group("a", json!({"tasks": workers(2, "2")}));
+    assert_eq!(sched.charges(), 1, "it is admitted");
+    sched.ended("a", json!({"running": 1, "succeeded": 1}), "0");
+    assert_eq!(sched.charges(), 0, "it is charged less");
+    sched.ended("a", json!({"running": 1, "pending": 1}), "");
+    assert_eq!(sched.charges(), 1, "it is charged more");
 }
 
 /// All had ended; one is to run again. The others need no place.

@@ -3,6 +3,40 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::harness::RunningFarm;
+
+/// Starts a farm that gets no answer to reads of the tree `prefix` while `is_deaf` is set.
+fn start_deaf(
+    cluster: &Arc<Cluster>,
+    name: &str,
+    prefix: &'static str,
+    is_deaf: &Arc<AtomicBool>,
+) -> RunningFarm {
+    let deaf = is_deaf.clone();
+    cluster.start_faulty(name, move |request| match request {
+        Request::List(read) | Request::Keys(read)
+            if *read == prefix && deaf.load(Ordering::SeqCst) =>
+        {
+            Fate::of(FaultOutcome::Lose)
+        }
+        _ => Fate::DELIVER,
+    })
+}
+
+/// The caches of jobs are read once there is one.
+async fn submit_first(cluster: &Cluster) {
+    submit(cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
+    within(10 * SECOND, "it is intended", || async { keys(cluster, "intent/").await.len() == 1 })
+        .await;
+}
+
+/// The pending blocking queries are answered once more; later ones are not.
+async fn deafen(cluster: &Cluster, is_deaf: &AtomicBool) {
+    is_deaf.store(true, Ordering::SeqCst);
+    let (node, pod) = ("n0000".parse().unwrap(), "other".parse().unwrap());
+    say(cluster, &node, &pod, &Bytes::from_static(b"x"), None).await;
+    tokio::time::sleep(SECOND).await;
+}
 
 /// The doorbell shows the end of a pod that started and ended between two reads of `reality/`. Its status is shown by
 /// the cache before its reality is.
@@ -10,22 +44,10 @@ use super::*;
 async fn pod_that_ended_stays_although_its_reality_is_not_shown_yet() {
     let cluster = Arc::new(Cluster::new(1).await);
     let is_deaf = Arc::new(AtomicBool::new(false));
-    let deaf = is_deaf.clone();
-    let farm = cluster.start_faulty("a", move |request| match request {
-        Request::List("reality/") | Request::Keys("reality/") if deaf.load(Ordering::SeqCst) => {
-            Fate::of(FaultOutcome::Lose)
-        }
-        _ => Fate::DELIVER,
-    });
-    // The caches of jobs are read once there is one.
-    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
-    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
-        .await;
-    is_deaf.store(true, Ordering::SeqCst);
+    let farm = start_deaf(&cluster, "a", "reality/", &is_deaf);
+    submit_first(&cluster).await;
+    deafen(&cluster, &is_deaf).await;
     let (node, pod): (NodeName, _) = ("n0000".parse().unwrap(), pod_id("default/j", "w", 0));
-    // The pending blocking query is answered; later ones are not.
-    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
-    tokio::time::sleep(SECOND).await;
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)]})).await;
     let intent = key::intent(&node, &pod);
     let read = async || cluster.entry(&intent).await;
@@ -49,22 +71,10 @@ async fn pod_that_ended_stays_although_its_reality_is_not_shown_yet() {
 async fn job_goes_on_after_a_removed_pod_whose_reality_was_never_shown() {
     let cluster = Arc::new(Cluster::new(1).await);
     let is_deaf = Arc::new(AtomicBool::new(false));
-    let deaf = is_deaf.clone();
-    let farm = cluster.start_faulty("a", move |request| match request {
-        Request::List("reality/") | Request::Keys("reality/") if deaf.load(Ordering::SeqCst) => {
-            Fate::of(FaultOutcome::Lose)
-        }
-        _ => Fate::DELIVER,
-    });
-    // The caches of jobs are read once there is one.
-    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
-    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
-        .await;
-    is_deaf.store(true, Ordering::SeqCst);
+    let farm = start_deaf(&cluster, "a", "reality/", &is_deaf);
+    submit_first(&cluster).await;
+    deafen(&cluster, &is_deaf).await;
     let (node, pod): (NodeName, _) = ("n0000".parse().unwrap(), pod_id("default/j", "w", 0));
-    // The pending blocking query is answered; later ones are not.
-    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
-    tokio::time::sleep(SECOND).await;
     let policies = json!([{"event": "PodFailed", "action": "RestartJob"}]);
     submit(&cluster, "default/j", json!({"tasks": [task("w", 1)], "policies": policies})).await;
     let intent = key::intent(&node, &pod);
@@ -95,27 +105,13 @@ async fn new_owner_with_late_caches_keeps_ended_pods() {
 async fn new_owner_keeps_ended_pods(members: u32) {
     let cluster = Arc::new(Cluster::new(1).await);
     let first = cluster.start("a");
-    // The caches of jobs are read once there is one.
-    submit(&cluster, "default/first", json!({"tasks": [task("w", 1)]})).await;
-    within(10 * SECOND, "it is intended", || async { keys(&cluster, "intent/").await.len() == 1 })
-        .await;
+    submit_first(&cluster).await;
     let is_deaf = Arc::new(AtomicBool::new(false));
-    let deaf = is_deaf.clone();
     // It reads `reality/` when it claims a job, and does nothing before.
-    let second = cluster.start_faulty("b", move |request| match request {
-        Request::List("status/pods/") | Request::Keys("status/pods/")
-            if deaf.load(Ordering::SeqCst) =>
-        {
-            Fate::of(FaultOutcome::Lose)
-        }
-        _ => Fate::DELIVER,
-    });
+    let second = start_deaf(&cluster, "b", "status/pods/", &is_deaf);
     tokio::time::sleep(10 * SECOND).await;
-    is_deaf.store(true, Ordering::SeqCst);
+    deafen(&cluster, &is_deaf).await;
     let node: NodeName = "n0000".parse().unwrap();
-    // The pending blocking queries are answered; later ones are not.
-    say(&cluster, &node, &"other".parse().unwrap(), &Bytes::from_static(b"x"), None).await;
-    tokio::time::sleep(SECOND).await;
     let job = job_of_farm_a(&cluster, members).await;
     let intents = async || {
         let of_job = (0..members).map(|n| key::intent(&node, &pod_id(&job, "w", n)));
