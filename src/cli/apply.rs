@@ -225,9 +225,9 @@ impl Wanted {
         let classes = WantedClasses::read(context, described.classes, &mut problems).await?;
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
-        let documents =
-            WantedDocument::read_all(context, described.documents, &mut problems).await?;
         let after = queues.after(classes.after());
+        let documents =
+            WantedDocument::read_all(context, described.documents, &after, &mut problems).await?;
         let jobs = WantedJob::read_all(context, described.jobs, &after, &mut problems).await?;
         check_sizes(context, &classes.all, &mut problems);
         check_sizes(context, &queues.all, &mut problems);

@@ -10,11 +10,14 @@ use super::apply::{
 };
 use super::context::CommandContext;
 use super::failure::failure;
-use super::job::apply::{as_stored, wrong};
+use super::job::apply::{as_stored, refusal, wrong};
+use crate::batch::queues::Queues;
+use crate::cron::document::JobQueue;
 use crate::job::document::name;
 use rcfarm_api::FieldError;
 use rcfarm_api::audit::{Details, RecordChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
+use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_store::{Entry, Index, Key, Op};
 
 /// A kind of record that is the user's document.
@@ -27,8 +30,16 @@ pub(super) struct DocumentKind {
     pub(super) check: fn(&Namespaced, &Value) -> Checked,
 }
 
-/// Warnings, or what is wrong.
-pub(super) type Checked = Result<Vec<FieldError>, Vec<FieldError>>;
+/// What a valid document says.
+pub(super) struct Accepted {
+    /// Fields without an effect.
+    pub(super) warnings: Vec<FieldError>,
+    /// Queues of the jobs that will be made of it.
+    pub(super) queues: Vec<JobQueue>,
+}
+
+/// What a document says, or what is wrong.
+pub(super) type Checked = Result<Accepted, Vec<FieldError>>;
 
 /// All of them, in the order in which they are applied.
 const KINDS: [&DocumentKind; 1] = [&super::cron::CRON_JOB];
@@ -72,10 +83,12 @@ pub(super) struct WantedDocument {
 }
 
 impl WantedDocument {
-    /// Reads and checks documents; adds to `problems` what is wrong with them.
+    /// Reads and checks documents; adds to `problems` what is wrong with them. `queues`: as they are once the files are
+    /// applied.
     pub(super) async fn read_all(
         context: &CommandContext,
         mut described: Vec<DescribedDocument>,
+        queues: &Queues,
         problems: &mut Vec<String>,
     ) -> anyhow::Result<Vec<WantedDocument>> {
         described.sort_by_key(|one| KINDS.iter().position(|kind| kind.kind == one.kind.kind));
@@ -85,13 +98,18 @@ impl WantedDocument {
                 return Err(wrong(&at, format!("{} {id} is there twice", kind.kind)));
             }
             match (kind.check)(&id, &document) {
-                Ok(warnings) => {
+                Ok(Accepted { warnings, queues: named }) => {
                     let stored = context.get(&(kind.key)(&id)).await?;
                     let one = WantedDocument { kind, id, document, warnings, stored };
                     let old = one.stored_document().unwrap_or_default();
                     if old.pointer("/metadata/deletionTimestamp").is_some() {
                         let why = "it is being deleted; wait until it is gone";
                         problems.push(format!("{}: {why}", one.title()));
+                    }
+                    if one.action() != ApplyAction::Unchanged {
+                        problems.extend(
+                            named.iter().filter_map(|queue| one.without_queue(queue, queues)),
+                        );
                     }
                     all.push(one);
                 }
@@ -106,6 +124,13 @@ impl WantedDocument {
 
     fn title(&self) -> String {
         format!("{} {}", self.kind.kind, self.id)
+    }
+
+    /// Why its jobs could never run. A queue that is closed now may be open when they are made.
+    fn without_queue(&self, queue: &JobQueue, queues: &Queues) -> Option<String> {
+        let (reason, why) = refusal(queues, &queue.name)?;
+        let is_missing = reason == PodGroupReason::QueueMissing;
+        is_missing.then(|| format!("{}: {}: {why}", self.title(), queue.field))
     }
 
     fn stored_document(&self) -> Option<Value> {

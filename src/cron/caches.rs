@@ -23,7 +23,7 @@ pub struct CronCaches {
 }
 
 impl CronCaches {
-    /// Without reading.
+    /// Creates the caches without reading.
     #[must_use]
     pub fn new(reader: Arc<dyn Reader>) -> Arc<CronCaches> {
         Arc::new(CronCaches {

@@ -16,6 +16,8 @@ use rcfarm_api::{FieldError, Index, Timestamp};
 /// `apiVersion` of a CronJob.
 pub const API_VERSION: &str = "batch.volcano.sh/v1alpha1";
 
+/// Limit of a DNS label, which a job's name must be.
+pub const LONGEST_NAME: usize = 63;
 /// Jobs of each kind that are kept if the document does not say how many.
 const HISTORY: [u32; 2] = [3, 1];
 /// Limit of the history of jobs: the status lists them.
@@ -54,8 +56,19 @@ pub struct CronSpec {
     pub deleting: bool,
     /// `jobTemplate`
     template: Map<String, Value>,
+    /// Queue of its jobs.
+    pub queue: JobQueue,
     /// Fields of its jobs that have no effect.
     pub warnings: Vec<FieldError>,
+}
+
+/// The queue of the jobs that a document describes.
+#[derive(Debug, Clone, Default)]
+pub struct JobQueue {
+    /// Path of the field that names it, in the document.
+    pub field: String,
+    /// Its name.
+    pub name: String,
 }
 
 /// Decodes a document that is stored as `id`.
@@ -105,6 +118,7 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<CronSpec, Vec<FieldErro
         failed_limit,
         deleting,
         template,
+        queue: JobQueue::default(),
         warnings: issues.warnings,
     };
     spec.check_job(id)?;
@@ -175,7 +189,7 @@ fn template(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Map<String,
 }
 
 impl CronSpec {
-    /// Checks the longest-named job, and takes over its warnings.
+    /// Checks the longest-named job; takes over its queue and its warnings.
     fn check_job(&mut self, id: &Namespaced) -> Result<(), Vec<FieldError>> {
         let name = format!("{}{LONGEST_SUFFIX}", id.name);
         let too_long = |error: String| {
@@ -190,11 +204,13 @@ impl CronSpec {
         let job = Namespaced { namespace: id.namespace.clone(), name: job };
         let at = Timestamp::default();
         match document::read(&job, &self.job(&job, Index::ZERO, id, at)) {
-            Ok(Read { warnings, .. }) => {
-                self.warnings.extend(warnings.into_iter().map(in_template));
+            Ok(Read { spec, warnings, .. }) => {
+                let field = in_template(document::queue_field(spec.framework));
+                self.queue = JobQueue { field, name: spec.queue };
+                self.warnings.extend(warnings.into_iter().map(error_in_template));
                 Ok(())
             }
-            Err(problems) => Err(problems.into_iter().map(in_template).collect()),
+            Err(problems) => Err(problems.into_iter().map(error_in_template).collect()),
         }
     }
 
@@ -212,17 +228,21 @@ impl CronSpec {
         let mut job = self.job(id, Index::ZERO, id, Timestamp::default());
         if let Some(metadata) = job["metadata"].as_object_mut() {
             metadata.remove("ownerReferences");
-            metadata["annotations"] = json!({"cronjob.kubernetes.io/instantiate": "manual"});
+        }
+        if let Some(annotations) = job["metadata"]["annotations"].as_object_mut() {
+            annotations.remove(document::SCHEDULED_ANNOTATION);
+            annotations.insert("cronjob.kubernetes.io/instantiate".to_owned(), json!("manual"));
         }
         job
     }
 }
 
-/// Limit of a DNS label, which a job's name must be.
-const LONGEST_NAME: usize = 63;
+fn in_template(path: &str) -> String {
+    format!("spec.jobTemplate.{path}")
+}
 
-fn in_template(error: FieldError) -> FieldError {
-    FieldError { path: format!("spec.jobTemplate.{}", error.path), ..error }
+fn error_in_template(error: FieldError) -> FieldError {
+    FieldError { path: in_template(&error.path), ..error }
 }
 
 /// Name of the job of a scheduled time.
@@ -298,6 +318,10 @@ mod tests {
         assert!(!read.warnings.iter().any(about_owner), "{:?}", read.warnings);
         let detached = spec.detached_job(&job);
         assert!(ControllerRef::in_document(&detached).is_none());
+        assert_eq!(
+            detached["metadata"]["annotations"],
+            json!({"note": "x", "cronjob.kubernetes.io/instantiate": "manual"})
+        );
         assert!(document::read(&job, &detached).is_ok());
     }
 

@@ -63,7 +63,7 @@ pub struct CronKind {
 }
 
 impl CronKind {
-    /// The kind in a farm.
+    /// Creates the kind with its caches; nothing is read.
     #[must_use]
     pub fn new(ctx: ControllerContext) -> CronKind {
         let caches = CronCaches::new(ctx.reader.clone());

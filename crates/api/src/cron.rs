@@ -46,7 +46,7 @@ pub struct CronStatus {
     /// The owner farm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
-    /// The last error.
+    /// Why the record could not be reconciled the last time; none once it could.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     /// The record is not reconciled until then, because it kept failing.
@@ -74,7 +74,7 @@ pub struct CronRun {
     pub name: ObjectName,
     /// The scheduled time that it was made for.
     pub scheduled: Timestamp,
-    /// How far it is.
+    /// Whether it has ended, as the owner last saw it.
     #[serde(default)]
     pub state: RunState,
     /// When it ended.
@@ -82,7 +82,7 @@ pub struct CronRun {
     pub finished: Option<Timestamp>,
 }
 
-/// How far a job of a CronJob is.
+/// Whether a job of a CronJob has ended, and how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunState {
     /// It has not ended.

@@ -13,9 +13,9 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::job::apply::create;
 use crate::cli::output::duration;
 use crate::cron::document;
-use rcfarm_api::FieldError;
 use rcfarm_api::ids::{Namespace, Namespaced, ObjectName};
 use rcfarm_api::key;
+use rcfarm_api::{FieldError, Timestamp};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Query};
 
@@ -59,7 +59,7 @@ pub(super) async fn run(context: &CommandContext, args: &CronRunArgs) -> anyhow:
     })?;
     let name = match &args.name {
         Some(name) => name.clone(),
-        None => format!("{}-manual-{}", id.name, context.now().as_second()).parse()?,
+        None => manual_name(&id.name, context.now())?,
     };
     let job = Namespaced { namespace: id.namespace.clone(), name };
     create(context, &job, spec.detached_job(&job)).await?;
@@ -100,12 +100,12 @@ pub(super) async fn delete(
     let mut marked = Vec::new();
     for id in &ids {
         let (entry, mut stored) = find(context, &CRON_JOB, id).await?;
-        if args.keep_jobs || !stored["metadata"].is_object() && !stored["metadata"].is_null() {
+        if args.keep_jobs {
             write(context, &CRON_JOB, id, (Some(&entry), None), "Deleted").await?;
             continue;
         }
-        if stored.pointer("/metadata/deletionTimestamp").is_none() {
-            stored["metadata"]["deletionTimestamp"] = json!(context.now());
+        if !document::is_deleting(&entry.value) {
+            mark_deleted(&mut stored, context.now());
             write(context, &CRON_JOB, id, (Some(&entry), Some(&stored)), "Deleted").await?;
         }
         marked.push((id, entry.create_index));
@@ -126,6 +126,25 @@ pub(super) async fn delete(
     context.show(&shown, || ids.iter().map(|id| format!("{id}: {word}\n")).collect())
 }
 
+/// Marks a record, which may be anything: its owner deletes its jobs, then the record.
+fn mark_deleted(stored: &mut Value, now: Timestamp) {
+    if !stored.is_object() {
+        *stored = json!({});
+    }
+    if !stored["metadata"].is_object() {
+        stored["metadata"] = json!({});
+    }
+    stored["metadata"]["deletionTimestamp"] = json!(now);
+}
+
+/// Name of a job that is made by hand. A long name of the CronJob is cut.
+fn manual_name(cron: &ObjectName, now: Timestamp) -> anyhow::Result<ObjectName> {
+    let suffix = format!("-manual-{}", now.as_second());
+    let room = document::LONGEST_NAME - suffix.len();
+    let stem: String = cron.as_str().chars().take(room).collect();
+    Ok(format!("{}{suffix}", stem.trim_end_matches(['-', '.'])).parse()?)
+}
+
 /// Waits until the owner farm has deleted a record.
 async fn until_gone(
     context: &CommandContext,
@@ -140,5 +159,28 @@ async fn until_gone(
             return Ok(());
         }
         query = Query::after(answer.index, Duration::from_secs(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_of_a_job_made_by_hand_is_no_longer_than_names_are() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let name = |cron: &str| manual_name(&cron.parse().unwrap(), now).unwrap().to_string();
+        assert_eq!(name("nightly"), "nightly-manual-1800000000");
+        let long = name(&format!("{}-{}", "a".repeat(44), "b".repeat(8)));
+        assert_eq!(long, format!("{}-manual-1800000000", "a".repeat(44)));
+    }
+
+    #[test]
+    fn whatever_is_stored_can_be_marked() {
+        for stored in ["null", "7", "[1]", "\"x\"", "{}", r#"{"metadata":[1],"spec":{}}"#] {
+            let mut stored: Value = serde_json::from_str(stored).unwrap();
+            mark_deleted(&mut stored, Timestamp::default());
+            assert!(document::is_deleting(stored.to_string().as_bytes()), "{stored}");
+        }
     }
 }

@@ -7,7 +7,7 @@ mod change;
 mod show;
 
 use super::context::CommandContext;
-use super::documents::DocumentKind;
+use super::documents::{Accepted, DocumentKind};
 use super::failure::CliExit;
 use crate::cron::document::{self, CronSpec};
 use rcfarm_api::cron::KIND;
@@ -50,7 +50,10 @@ pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
     kind: KIND,
     noun: "cron",
     key: key::cron_job,
-    check: |id, document| document::read(id, document).map(|CronSpec { warnings, .. }| warnings),
+    check: |id, document| {
+        let CronSpec { warnings, queue, .. } = document::read(id, document)?;
+        Ok(Accepted { warnings, queues: vec![queue] })
+    },
 };
 
 pub(super) async fn run(context: &CommandContext, command: CronCommand) -> anyhow::Result<CliExit> {

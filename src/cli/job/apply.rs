@@ -18,7 +18,7 @@ use crate::cli::priority_class;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
 use rcfarm_api::audit::{Details, JobChange, record_hash};
-use rcfarm_api::ids::{Namespace, Namespaced};
+use rcfarm_api::ids::{Namespace, Namespaced, QueueName};
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
@@ -199,20 +199,23 @@ pub(in crate::cli) async fn create(
     one.write(context).await
 }
 
-/// Why the queues of new jobs do not accept them (`volcano.md` §6). A missing default queue is no reason: the first farm
-/// creates it.
+/// Why a queue accepts no jobs. A missing default queue is no reason: the first farm creates it.
+pub(in crate::cli) fn refusal(queues: &Queues, name: &str) -> Option<(PodGroupReason, String)> {
+    let name: QueueName = name.parse().ok()?;
+    let is_to_be_made =
+        |reason| reason == PodGroupReason::QueueMissing && name.as_str() == DEFAULT_QUEUE;
+    queues.refusal(&name).filter(|(reason, _)| !is_to_be_made(*reason))
+}
+
+/// Why the queues of new jobs do not accept them (`volcano.md` §6).
 fn closed_to(queues: &Queues, all: &[WantedJob]) -> Vec<String> {
     let new = all.iter().filter(|one| one.stored.is_none());
-    let refusal = |one: &&WantedJob| {
+    let refused = |one: &WantedJob| {
         let spec = &one.read.spec;
-        let name = spec.queue.parse().ok()?;
-        let (reason, why) = queues.refusal(&name)?;
-        let is_to_be_made =
-            reason == PodGroupReason::QueueMissing && name.as_str() == DEFAULT_QUEUE;
-        let field = document::queue_field(spec.framework);
-        (!is_to_be_made).then(|| format!("{}: {field}: {why}", one.id))
+        let (_, why) = refusal(queues, &spec.queue)?;
+        Some(format!("{}: {}: {why}", one.id, document::queue_field(spec.framework)))
     };
-    new.filter_map(|one| refusal(&one)).collect()
+    new.filter_map(refused).collect()
 }
 
 /// Why the priority class of a new job, or a changed one, does not exist.

@@ -91,3 +91,20 @@ async fn wrong_cron_jobs_are_refused_by_path() {
     assert!(why.contains("spec.jobTemplate.spec.tasks[0].replicas"), "{why}");
     assert!(cluster.events().await.is_empty());
 }
+
+/// Its jobs could never run. A closed queue may be open when they are made.
+#[tokio::test]
+async fn cron_job_without_its_queue_is_refused() {
+    let cluster = HttpCluster::new().await;
+    let text = CRON.replace("    spec:\n", "    spec:\n      queue: science\n");
+    write(&cluster, "cron.yaml", &text);
+    let why = cluster.run(&["apply", "-f", "cron.yaml"]).await.failed();
+    assert!(why.contains("spec.jobTemplate.spec.queue: there is no queue science"), "{why}");
+    assert!(cluster.events().await.is_empty());
+    let queue = "\n---\napiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: science}\nspec: {}\n";
+    write(&cluster, "both.yaml", &format!("{text}{queue}"));
+    cluster.run(&["apply", "-f", "both.yaml"]).await.ok();
+    cluster.run(&["queue", "close", "science"]).await.ok();
+    write(&cluster, "cron.yaml", &text.replace("30 2", "45 3"));
+    cluster.run(&["apply", "-f", "cron.yaml"]).await.ok();
+}

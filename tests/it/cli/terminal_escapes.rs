@@ -214,11 +214,6 @@ async fn write_records(cluster: &HttpCluster, rc: &str) {
                    "spec": {"schedule": "0 3 * * *", "jobTemplate": {"spec": job("a")["spec"]}}}),
         ),
         (
-            "rcfarm/cron_job_status/default/a".to_owned(),
-            json!({"uid": 1, "revision": 1, "reason": "JobNameTaken", "message": HOSTILE,
-                   "schedule": HOSTILE, "lastError": HOSTILE}),
-        ),
-        (
             "rcfarm/cron_jobs/default/b".to_owned(),
             json!({"kind": HOSTILE, "spec": {"schedule": HOSTILE, "timeZone": HOSTILE,
                    "jobTemplate": {"spec": {"tasks": HOSTILE}}}}),
@@ -253,6 +248,11 @@ async fn write_records(cluster: &HttpCluster, rc: &str) {
     for (key, value) in records {
         cluster.put(key, text(value)).await;
     }
+    // A status is shown only if it is about the stored record.
+    let created = cluster.entry("rcfarm/cron_jobs/default/a").await.unwrap().create_index;
+    let status = json!({"uid": created, "revision": 1, "reason": "JobNameTaken", "message": HOSTILE,
+        "schedule": HOSTILE, "lastError": HOSTILE});
+    cluster.put("rcfarm/cron_job_status/default/a", text(status)).await;
     let session = cluster
         .store
         .create_session(&NewSession {
