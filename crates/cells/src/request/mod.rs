@@ -1,0 +1,228 @@
+//! What a group asks for: the two schemas of HiveD's annotation, and the form in which the algorithm reads them.
+
+mod v1;
+mod v2;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::v1::{AffinityGroupMemberSpec, AffinityGroupSpec, PodSchedulingSpec};
+pub use self::v2::{
+    PodGroupMemberCellSpec, PodGroupMemberSpec, PodGroupSchedulingSpec, PodRootGroupSpec,
+};
+use crate::group::GroupKey;
+use crate::model::{
+    CellModel, CellPriority, CellType, MAX_GUARANTEED_PRIORITY, MIN_GUARANTEED_PRIORITY,
+    OPPORTUNISTIC_PRIORITY, PinnedCellId,
+};
+
+/// The annotation that carries the request of a pod.
+pub const ANNOTATION_POD_SCHEDULING_SPEC: &str = "hivedscheduler.microsoft.com/pod-scheduling-spec";
+
+/// Most pods of a group, and most devices of a pod.
+const MAX_COUNT: i64 = 100_000;
+
+/// A request that is refused, with the reference's code and text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct BadRequest {
+    /// What is wrong.
+    pub message: String,
+}
+
+impl BadRequest {
+    /// HTTP status of all of them.
+    pub const CODE: u16 = 400;
+
+    pub(crate) fn new(message: impl Into<String>) -> BadRequest {
+        BadRequest { message: message.into() }
+    }
+
+    fn annotation(message: impl std::fmt::Display) -> BadRequest {
+        BadRequest::new(format!("Pod annotation {ANNOTATION_POD_SCHEDULING_SPEC}: {message}"))
+    }
+}
+
+/// Pods of a group with equal requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Members {
+    /// Number of pods.
+    pub pods: u32,
+    /// Cells per pod.
+    pub cells: u32,
+    /// Type of these cells; none means devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell_type: Option<CellType>,
+}
+
+/// A node of a nested group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NestedGroup {
+    /// Type of the cell that contains the whole group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_one_cell: Option<CellType>,
+    /// Its own pods: an index into [`GroupRequest::members`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<usize>,
+    /// Groups below it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub children: Vec<NestedGroup>,
+}
+
+/// What a group asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupRequest {
+    /// Its name.
+    pub key: GroupKey,
+    /// −1 is opportunistic, 0 to 1000 guaranteed.
+    pub priority: CellPriority,
+    /// The pinned cell in which it must be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_cell_id: Option<PinnedCellId>,
+    /// Type of a cell of the chain: the device's type in V1, that of any level in V2; none means any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell_type: Option<CellType>,
+    /// Whether the group gives up its cells when its pods have ended all at once only. Kept, without effect: cells of a
+    /// group are always freed when its last pod has gone.
+    #[serde(default)]
+    pub gang_release_enable: bool,
+    /// Whether a preemptor of its virtual cluster lets its pods run on as opportunistic.
+    #[serde(default)]
+    pub lazy_preemption_enable: bool,
+    /// Whether nodes outside the suggested ones may be used.
+    pub ignore_suggested_nodes: bool,
+    /// Its pods, by request: ascending by devices in V1, in order of levels in V2.
+    pub members: Vec<Members>,
+    /// How they are nested; none in V1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nested: Option<NestedGroup>,
+}
+
+/// A pod's request: its group's, and which of its members the pod is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRequest {
+    /// The group's.
+    pub group: GroupRequest,
+    /// Index into [`GroupRequest::members`].
+    pub member: usize,
+}
+
+impl PodRequest {
+    /// Reads the annotation of the pod `namespace/name`, V1 or V2.
+    ///
+    /// # Errors
+    ///
+    /// What HiveD answers with 400, with its texts.
+    pub fn parse(annotation: &str, namespace: &str, name: &str) -> Result<PodRequest, BadRequest> {
+        if annotation.trim().is_empty() {
+            return Err(BadRequest::annotation("Annotation does not exist or is empty"));
+        }
+        let text = v1::with_new_names(annotation);
+        let version: v2::VersionOnly = read(&text)?;
+        match version.version.as_str() {
+            "" | "v1" => read::<PodSchedulingSpec>(&text)?.request(namespace, name),
+            "v2" => read::<PodGroupSchedulingSpec>(&text)?.request(namespace, name),
+            other => Err(BadRequest::annotation(format!("Unknown Version {other}"))),
+        }
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned + Default>(text: &str) -> Result<T, BadRequest> {
+    crate::yaml::read(text).map_err(|error| {
+        BadRequest::new(format!("Failed to unmarshal YAML: {}: {}", error.path, error.problem))
+    })
+}
+
+impl GroupRequest {
+    /// Number of pods.
+    pub fn pod_count(&self) -> usize {
+        self.members.iter().map(|members| members.pods as usize).sum()
+    }
+
+    /// Checks the request against the configuration.
+    ///
+    /// # Errors
+    ///
+    /// What HiveD answers with 400 when a group is new, with its texts; `pod` names the pod.
+    pub fn check(&self, model: &CellModel, pod: &str) -> Result<(), BadRequest> {
+        let refuse = |message: String| Err(BadRequest::new(format!("[{pod}]: {message}")));
+        let vc_name = &self.key.virtual_cluster;
+        let Some(vc) = model.vcs.get(vc_name) else {
+            return refuse(format!("VC {vc_name} does not exists!"));
+        };
+        if let Some(id) = &self.pinned_cell_id {
+            let Some(&(physical, _)) = model.pinned.get(id).filter(|_| vc.pinned.contains_key(id))
+            else {
+                return refuse(format!("VC {vc_name} does not have pinned cell {id}"));
+            };
+            if self.priority == OPPORTUNISTIC_PRIORITY {
+                return refuse(format!("opportunistic pod not supported to use pinned cell {id}"));
+            }
+            let chain = model.chain_of(&model.physical, physical);
+            return match &self.cell_type {
+                Some(cell_type) if chain.level_of(cell_type).is_none() => refuse(format!(
+                    "Pod requesting leaf cell type {cell_type} which pinned cell {id} does not have"
+                )),
+                _ => Ok(()),
+            };
+        }
+        let Some(cell_type) = &self.cell_type else { return Ok(()) };
+        let chains: Vec<u16> = self.chains(model).collect();
+        if chains.is_empty() {
+            return refuse(format!(
+                "Pod requesting leaf cell type {cell_type} which the whole cluster does not have"
+            ));
+        }
+        let has = |chain: &u16| vc.preassigned.contains_key(chain);
+        if self.priority >= MIN_GUARANTEED_PRIORITY && !chains.iter().any(has) {
+            return refuse(format!(
+                "Pod requesting leaf cell type {cell_type} which VC {vc_name} does not have"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Chains that have the wanted type, in the order in which they are tried.
+    pub(crate) fn chains<'a>(&'a self, model: &'a CellModel) -> impl Iterator<Item = u16> + 'a {
+        model.search_order.iter().copied().filter(move |&chain| match &self.cell_type {
+            None => true,
+            Some(wanted) if self.nested.is_some() => {
+                let chain = model.chain(chain);
+                chain.level_of(wanted).is_some_and(|level| level <= chain.node_level)
+            }
+            Some(wanted) => model.chain(chain).leaf_type() == wanted,
+        })
+    }
+}
+
+/// The rules that both versions share. Errors have the reference's texts.
+fn check_priority(virtual_cluster: &str, priority: i64) -> Result<CellPriority, BadRequest> {
+    if virtual_cluster.is_empty() {
+        return Err(BadRequest::annotation("VirtualCluster is empty"));
+    }
+    if priority < i64::from(OPPORTUNISTIC_PRIORITY) {
+        let least = OPPORTUNISTIC_PRIORITY;
+        return Err(BadRequest::annotation(format!("Priority is less than {least}")));
+    }
+    if priority > i64::from(MAX_GUARANTEED_PRIORITY) {
+        let most = MAX_GUARANTEED_PRIORITY;
+        return Err(BadRequest::annotation(format!("Priority is greater than {most}")));
+    }
+    Ok(priority as CellPriority)
+}
+
+/// A positive number that is not absurd.
+fn count(number: i64, what: &str) -> Result<u32, BadRequest> {
+    if number > MAX_COUNT {
+        return Err(BadRequest::annotation(format!("{what} is greater than {MAX_COUNT}")));
+    }
+    Ok(number.max(0) as u32)
+}
+
+fn some(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}

@@ -1,0 +1,616 @@
+//! The scheduler: decides, and applies what was decided.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::group::{AffinityGroup, AffinityGroupState, GroupIx, GroupKey, PodPlacementInfo};
+use crate::model::{CellHealthiness, CellIx, CellModel};
+use crate::place::plan::{self, ChainReason, Found};
+use crate::request::{BadRequest, GroupRequest, PodRequest};
+use crate::state::State;
+
+/// The cells of a cluster and who has them.
+///
+/// [`CellScheduler::plan`] decides and changes nothing. [`CellScheduler::commit`] applies a decision.
+#[derive(Debug, Clone)]
+pub struct CellScheduler {
+    pub(crate) state: State,
+    revision: u64,
+}
+
+/// What to do with a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CellDecision {
+    /// Commit, and start it.
+    Bind(CellPlan),
+    /// Commit to reserve its cells; stop the pods of the victims, and ask again.
+    Preempt(CellPlan),
+    /// Nothing can be done now.
+    Wait(CellWait),
+}
+
+/// Why a group has to wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CellWait {
+    /// By chain, in the order in which they were tried. Never empty.
+    pub reasons: Vec<ChainReason>,
+    /// The group has a reservation that can no longer be used: call [`CellScheduler::cancel`] with this reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel: Option<String>,
+}
+
+impl CellWait {
+    fn new(reasons: Vec<ChainReason>) -> CellDecision {
+        CellDecision::Wait(CellWait { reasons, cancel: None })
+    }
+}
+
+/// A decision that can be committed while nothing else has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CellPlan {
+    /// The group.
+    pub key: GroupKey,
+    /// Place of the pod in [`CellPlan::pods`].
+    pub slot: usize,
+    /// Places of all pods of the group.
+    pub pods: Vec<PodPlacementInfo>,
+    /// Name of the chain.
+    pub chain: String,
+    /// Groups whose pods must end first.
+    pub victims: Vec<GroupKey>,
+    /// Groups whose reservation ends, to be placed anew.
+    pub cancels: Vec<GroupKey>,
+    /// Groups of the virtual cluster whose pods run on as opportunistic.
+    pub downgrades: Vec<GroupKey>,
+    request: Arc<GroupRequest>,
+    step: Step,
+    revision: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The group is new; its former reservation, if any, ends.
+    New,
+    /// The group has its cells.
+    Slot,
+    /// The group's cells are reserved, and victims remain.
+    Await,
+    /// The group's cells are reserved, and the victims are gone.
+    Occupy,
+}
+
+impl CellPlan {
+    /// Place of the pod.
+    pub fn place(&self) -> &PodPlacementInfo {
+        &self.pods[self.slot]
+    }
+}
+
+/// A change of a group, for the audit log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum CellEvent {
+    /// The group has its cells.
+    Allocated {
+        /// The group.
+        group: GroupKey,
+    },
+    /// The group's cells are reserved until the victims have ended.
+    Reserved {
+        /// The group.
+        group: GroupKey,
+        /// Whom it waits for.
+        victims: Vec<GroupKey>,
+    },
+    /// The group's reservation has ended. It is pending.
+    Cancelled {
+        /// The group.
+        group: GroupKey,
+        /// Why.
+        reason: String,
+    },
+    /// The group runs on as opportunistic.
+    Downgraded {
+        /// The group.
+        group: GroupKey,
+        /// The group that took its cells.
+        preemptor: String,
+    },
+    /// The group has got its guarantee back.
+    Restored {
+        /// The group.
+        group: GroupKey,
+    },
+    /// The group's last pod has gone, and its cells are free.
+    Deleted {
+        /// The group.
+        group: GroupKey,
+    },
+}
+
+/// The plan is out of date: something has changed since. Plan again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the plan is out of date")]
+pub struct StalePlan;
+
+impl CellScheduler {
+    /// No group, and all nodes bad until [`CellScheduler::set_node`] says otherwise.
+    pub fn new(model: Arc<CellModel>) -> CellScheduler {
+        let mut state = State::new(Arc::clone(&model));
+        state.change(|state| (0..model.node_names.len()).for_each(|n| state.set_node(n as u32, true)));
+        CellScheduler { state, revision: 0 }
+    }
+
+    /// The configuration.
+    pub fn model(&self) -> &Arc<CellModel> {
+        &self.state.model
+    }
+
+    /// A number that changes with each change.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Says what nodes can be used. Unknown names are ignored.
+    pub fn set_nodes<'a>(
+        &mut self,
+        nodes: impl IntoIterator<Item = (&'a str, CellHealthiness)>,
+    ) {
+        let model = Arc::clone(self.model());
+        let changed: Vec<(u32, bool)> = nodes
+            .into_iter()
+            .filter_map(|(node, health)| {
+                model.nodes.get(node).map(|&n| (n, health == CellHealthiness::Bad))
+            })
+            .filter(|&(n, bad)| self.state.bad_node[n as usize] != bad)
+            .collect();
+        if !changed.is_empty() {
+            self.revision += 1;
+            self.state.change(|state| changed.iter().for_each(|&(n, bad)| state.set_node(n, bad)));
+        }
+    }
+
+    /// Says whether a node can be used.
+    pub fn set_node(&mut self, node: &str, health: CellHealthiness) {
+        self.set_nodes([(node, health)]);
+    }
+
+    /// Whether a node can be used; none if no cell has it.
+    pub fn node_health(&self, node: &str) -> Option<CellHealthiness> {
+        let &node = self.state.model.nodes.get(node)?;
+        let bad = self.state.bad_node[node as usize];
+        Some(if bad { CellHealthiness::Bad } else { CellHealthiness::Healthy })
+    }
+
+    /// A group that holds cells.
+    pub fn group(&self, key: &GroupKey) -> Option<&AffinityGroup> {
+        self.state.groups.get(key)
+    }
+
+    /// All groups that hold cells, by name.
+    pub fn groups(&self) -> impl Iterator<Item = &AffinityGroup> {
+        self.state.groups.iter().map(|(_, group)| group)
+    }
+
+    /// State of a group; none if it holds no cells.
+    pub fn group_state(&self, key: &GroupKey) -> Option<AffinityGroupState> {
+        let &at = self.state.groups.by_key.get(key)?;
+        let group = self.state.groups.at(at)?;
+        Some(if group.preempting {
+            AffinityGroupState::Preempting
+        } else if self.preemptors(at).is_empty() {
+            AffinityGroupState::Allocated
+        } else {
+            AffinityGroupState::BeingPreempted
+        })
+    }
+
+    /// Groups that reserve cells of a group.
+    fn preemptors(&self, of: GroupIx) -> Vec<GroupKey> {
+        let Some(group) = self.state.groups.at(of).filter(|group| !group.preempting) else {
+            return Vec::new();
+        };
+        let reservers: BTreeSet<GroupIx> =
+            group.leaves().filter_map(|leaf| self.state.occupants(leaf).1).collect();
+        self.keys(reservers)
+    }
+
+    /// Groups that use cells which a group has reserved.
+    pub fn victims(&self, key: &GroupKey) -> Vec<GroupKey> {
+        let Some(group) = self.group(key).filter(|group| group.preempting) else {
+            return Vec::new();
+        };
+        let users: BTreeSet<GroupIx> =
+            group.leaves().filter_map(|leaf| self.state.occupants(leaf).0).collect();
+        self.keys(users)
+    }
+
+    fn keys(&self, groups: BTreeSet<GroupIx>) -> Vec<GroupKey> {
+        let groups = groups.into_iter().filter_map(|at| self.state.groups.at(at));
+        let mut keys: Vec<GroupKey> = groups.map(|group| group.key.clone()).collect();
+        keys.sort();
+        keys
+    }
+
+    /// Decides about a pod. `suggested` are the nodes that it may use, if the request is strict about them; `pod` is named
+    /// in errors.
+    ///
+    /// # Errors
+    ///
+    /// What HiveD refuses with 400; besides, a request that differs from that of its group.
+    pub fn plan(
+        &self,
+        request: &PodRequest,
+        pod: &str,
+        suggested: Option<&BTreeSet<String>>,
+    ) -> Result<CellDecision, BadRequest> {
+        if let Some(&at) = self.state.groups.by_key.get(&request.group.key)
+            && let Some(group) = self.state.groups.shared(at)
+        {
+            return self.plan_existing(at, &group, request, suggested);
+        }
+        request.group.check(self.model(), pod)?;
+        Ok(self.plan_new(&self.state, request, suggested))
+    }
+
+    fn plan_new(
+        &self,
+        state: &State,
+        request: &PodRequest,
+        suggested: Option<&BTreeSet<String>>,
+    ) -> CellDecision {
+        let found = match plan::plan(state, &request.group, suggested) {
+            Ok(found) => found,
+            Err(reasons) => return CellWait::new(reasons),
+        };
+        let Some(slot) = found.pods.iter().position(|pod| pod.member == request.member) else {
+            let reason = "the group has no such pod".to_owned();
+            return CellWait::new(vec![ChainReason { chain: found.chain, reason }]);
+        };
+        let Found { chain, pods, downgrades, cancels, victims } = found;
+        let plan = CellPlan {
+            key: request.group.key.clone(),
+            slot,
+            pods,
+            chain,
+            victims,
+            cancels,
+            downgrades,
+            request: Arc::new(request.group.clone()),
+            step: Step::New,
+            revision: self.revision,
+        };
+        if plan.victims.is_empty() { CellDecision::Bind(plan) } else { CellDecision::Preempt(plan) }
+    }
+
+    fn plan_existing(
+        &self,
+        at: GroupIx,
+        group: &Arc<AffinityGroup>,
+        request: &PodRequest,
+        suggested: Option<&BTreeSet<String>>,
+    ) -> Result<CellDecision, BadRequest> {
+        if *group.request != request.group {
+            return Err(BadRequest::new(format!(
+                "The request differs from that of affinity group {}",
+                group.key.name
+            )));
+        }
+        let wait = |reason: String| {
+            Ok(CellWait::new(vec![ChainReason { chain: group.chain.clone(), reason }]))
+        };
+        let victims = self.victims(&group.key);
+        let plan = |slot, step| CellPlan {
+            key: group.key.clone(),
+            slot,
+            pods: group.pods.clone(),
+            chain: group.chain.clone(),
+            victims: victims.clone(),
+            cancels: Vec::new(),
+            downgrades: Vec::new(),
+            request: Arc::clone(&group.request),
+            step,
+            revision: self.revision,
+        };
+        if group.preempting {
+            if let Err(unusable) = self.reservation_usable(group, suggested) {
+                let mut state = self.state.clone();
+                state.change(|state| state.cancel(at));
+                let mut decision = self.plan_new(&state, request, suggested);
+                if let CellDecision::Wait(wait) = &mut decision {
+                    wait.cancel = Some(unusable);
+                }
+                return Ok(decision);
+            }
+            let slot = group.pods.iter().position(|pod| pod.member == request.member);
+            let Some(slot) = slot else { return wait("the group has no such pod".to_owned()) };
+            return Ok(if victims.is_empty() {
+                CellDecision::Bind(plan(slot, Step::Occupy))
+            } else {
+                CellDecision::Preempt(plan(slot, Step::Await))
+            });
+        }
+        let of_member = |pod: &&PodPlacementInfo| pod.member == request.member;
+        let total = group.pods.iter().filter(of_member).count();
+        let empty = group.pods.iter().position(|pod| of_member(&pod) && pod.pod.is_none());
+        let Some(slot) = empty else {
+            let cells = request.group.members.get(request.member).map_or(0, |member| member.cells);
+            return Err(BadRequest::new(format!(
+                "Requesting more pods than the configured number for {cells} leaf cells ({total} pods) in affinity \
+                 group {}",
+                group.key.name
+            )));
+        };
+        if let Some(preemptor) = self.preemptors(at).first() {
+            return wait(format!("the group is being preempted by {preemptor}"));
+        }
+        Ok(CellDecision::Bind(plan(slot, Step::Slot)))
+    }
+
+    /// Whether a reservation's nodes may all be used.
+    fn reservation_usable(
+        &self,
+        group: &AffinityGroup,
+        suggested: Option<&BTreeSet<String>>,
+    ) -> Result<(), String> {
+        let suggested = suggested.filter(|_| !group.request.ignore_suggested_nodes);
+        for node in group.nodes() {
+            if self.node_health(node) != Some(CellHealthiness::Healthy) {
+                return Err(format!("node {node} is bad"));
+            }
+            if suggested.is_some_and(|nodes| !nodes.contains(node)) {
+                return Err(format!("node {node} is not suggested"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a decision for `pod`: gives it its place, or lets it wait for its group's reservation.
+    ///
+    /// # Errors
+    ///
+    /// Something has changed since the decision.
+    pub fn commit(
+        &mut self,
+        plan: &CellPlan,
+        pod: &str,
+        now: Timestamp,
+    ) -> Result<Vec<CellEvent>, StalePlan> {
+        if plan.revision != self.revision {
+            return Err(StalePlan);
+        }
+        let mut events = Vec::new();
+        self.revision += 1;
+        self.state.change(|state| match plan.step {
+            Step::New => state.commit_new(plan, pod, now, &mut events),
+            Step::Slot => state.occupy_slot(&plan.key, plan.slot, pod),
+            Step::Await => state.await_reservation(&plan.key, pod),
+            Step::Occupy => {
+                state.occupy_reservation(&plan.key, &mut events);
+                state.occupy_slot(&plan.key, plan.slot, pod);
+            }
+        });
+        Ok(events)
+    }
+
+    /// Ends a reservation: the group is pending again, its cells go back to those who use them.
+    pub fn cancel(&mut self, key: &GroupKey, reason: &str) -> Vec<CellEvent> {
+        let Some(&at) = self.state.groups.by_key.get(key) else { return Vec::new() };
+        if !self.state.groups.at(at).is_some_and(|group| group.preempting) {
+            return Vec::new();
+        }
+        self.revision += 1;
+        let mut events = Vec::new();
+        self.state.change(|state| {
+            state.cancel(at);
+            let (group, reason) = (key.clone(), reason.to_owned());
+            events.push(CellEvent::Cancelled { group, reason });
+            state.restore_downgraded(&mut events);
+        });
+        events
+    }
+
+    /// A pod has gone, whether it had a place or waited for one. Cells of a group are freed with its last pod.
+    pub fn pod_gone(&mut self, key: &GroupKey, pod: &str) -> Vec<CellEvent> {
+        let Some(&at) = self.state.groups.by_key.get(key) else { return Vec::new() };
+        let Some(group) = self.state.groups.edit(at) else { return Vec::new() };
+        self.revision += 1;
+        if group.preempting {
+            group.preempting_pods.remove(pod);
+            if group.preempting_pods.is_empty() {
+                return self.cancel(key, "its pods are gone");
+            }
+            return Vec::new();
+        }
+        let Some(place) = group.pods.iter_mut().find(|place| place.pod.as_deref() == Some(pod))
+        else {
+            return Vec::new();
+        };
+        place.pod = None;
+        if group.allocated_pods().next().is_some() {
+            return Vec::new();
+        }
+        self.delete(key)
+    }
+
+    /// Gives up all that a group holds, whatever its pods do.
+    pub fn delete(&mut self, key: &GroupKey) -> Vec<CellEvent> {
+        let Some(&at) = self.state.groups.by_key.get(key) else { return Vec::new() };
+        if self.state.groups.at(at).is_some_and(|group| group.preempting) {
+            return self.cancel(key, "the group was deleted");
+        }
+        self.revision += 1;
+        let mut events = Vec::new();
+        self.state.change(|state| {
+            state.delete(at);
+            events.push(CellEvent::Deleted { group: key.clone() });
+            state.restore_downgraded(&mut events);
+        });
+        events
+    }
+}
+
+impl State {
+    fn commit_new(
+        &mut self,
+        plan: &CellPlan,
+        pod: &str,
+        now: Timestamp,
+        events: &mut Vec<CellEvent>,
+    ) {
+        if let Some(&own) = self.groups.by_key.get(&plan.key) {
+            self.cancel(own);
+            let reason = "its cells can no longer be used".to_owned();
+            events.push(CellEvent::Cancelled { group: plan.key.clone(), reason });
+        }
+        for key in &plan.downgrades {
+            if let Some(&at) = self.groups.by_key.get(key) {
+                self.downgrade(at, &plan.key.name, now);
+                let preemptor = plan.key.name.clone();
+                events.push(CellEvent::Downgraded { group: key.clone(), preemptor });
+            }
+        }
+        for key in &plan.cancels {
+            if let Some(&at) = self.groups.by_key.get(key) {
+                self.cancel(at);
+                let reason = format!("{} has a higher priority", plan.key);
+                events.push(CellEvent::Cancelled { group: key.clone(), reason });
+            }
+        }
+        let preempting = !plan.victims.is_empty();
+        let mut pods = plan.pods.clone();
+        let mut preempting_pods = BTreeSet::new();
+        if preempting {
+            preempting_pods.insert(pod.to_owned());
+        } else {
+            pods[plan.slot].pod = Some(pod.to_owned());
+        }
+        let at = self.groups.insert(AffinityGroup {
+            key: plan.key.clone(),
+            request: Arc::clone(&plan.request),
+            preempting,
+            chain: plan.chain.clone(),
+            pods,
+            preempting_pods,
+            lazy_preemption: None,
+        });
+        self.hold(at);
+        let group = plan.key.clone();
+        events.push(if preempting {
+            CellEvent::Reserved { group, victims: plan.victims.clone() }
+        } else {
+            CellEvent::Allocated { group }
+        });
+        self.restore_downgraded(events);
+    }
+
+    /// A group begins to use, or to reserve, all its leaves.
+    pub(crate) fn hold(&mut self, at: GroupIx) {
+        let Some(group) = self.groups.shared(at) else { return };
+        for leaf in group.leaves() {
+            if group.preempting {
+                self.reserve_leaf(leaf, at);
+            } else {
+                self.use_leaf(leaf, at);
+            }
+        }
+    }
+
+    fn occupy_slot(&mut self, key: &GroupKey, slot: usize, pod: &str) {
+        let at = self.groups.by_key.get(key).copied();
+        if let Some(group) = at.and_then(|at| self.groups.edit(at))
+            && let Some(place) = group.pods.get_mut(slot)
+        {
+            place.pod = Some(pod.to_owned());
+        }
+    }
+
+    fn await_reservation(&mut self, key: &GroupKey, pod: &str) {
+        let at = self.groups.by_key.get(key).copied();
+        if let Some(group) = at.and_then(|at| self.groups.edit(at)) {
+            group.preempting_pods.insert(pod.to_owned());
+        }
+    }
+
+    /// The victims are gone: a reservation becomes use.
+    fn occupy_reservation(&mut self, key: &GroupKey, events: &mut Vec<CellEvent>) {
+        let Some(&at) = self.groups.by_key.get(key) else { return };
+        let leaves: Vec<CellIx> =
+            self.groups.at(at).map(|group| group.leaves().collect()).unwrap_or_default();
+        for leaf in leaves {
+            self.occupy_leaf(leaf);
+        }
+        if let Some(group) = self.groups.edit(at) {
+            group.preempting = false;
+            group.preempting_pods.clear();
+        }
+        events.push(CellEvent::Allocated { group: key.clone() });
+    }
+
+    /// Ends a reservation.
+    pub(crate) fn cancel(&mut self, at: GroupIx) {
+        let Some(group) = self.groups.shared(at) else { return };
+        for leaf in group.leaves() {
+            self.unreserve_leaf(leaf);
+        }
+        self.groups.remove(at);
+    }
+
+    /// Ends the use of all leaves of a group.
+    pub(crate) fn delete(&mut self, at: GroupIx) {
+        let Some(group) = self.groups.shared(at) else { return };
+        for leaf in group.leaves() {
+            self.release_leaf(leaf);
+        }
+        self.groups.remove(at);
+    }
+
+    /// Lets a guaranteed group run on as opportunistic.
+    pub(crate) fn downgrade(&mut self, at: GroupIx, preemptor: &str, now: Timestamp) {
+        self.change_held(at, |group| {
+            group.lazy_preemption = Some(crate::group::LazyPreemptionStatus {
+                preemptor: preemptor.to_owned(),
+                preemption_time: now,
+            });
+        });
+    }
+
+    /// Gives groups their guarantee back whose preemptor has gone, where their cells are free: by priority, then name.
+    pub(crate) fn restore_downgraded(&mut self, events: &mut Vec<CellEvent>) {
+        let mut waiting: Vec<(i32, GroupKey, GroupIx)> = self
+            .groups
+            .iter()
+            .filter(|(_, group)| {
+                group.lazy_preemption.as_ref().is_some_and(|lazy| {
+                    let vc = group.key.virtual_cluster.clone();
+                    let preemptor = GroupKey::new(vc, lazy.preemptor.clone());
+                    preemptor == group.key || self.groups.get(&preemptor).is_none()
+                })
+            })
+            .map(|(at, group)| (-group.request.priority, group.key.clone(), at))
+            .collect();
+        waiting.sort();
+        for (_, key, at) in waiting {
+            if self.try_restore(at) {
+                events.push(CellEvent::Restored { group: key });
+            }
+        }
+    }
+
+    /// Gives a group its virtual cells back, if all of them are free and none of its leaves is reserved.
+    fn try_restore(&mut self, at: GroupIx) -> bool {
+        let Some(group) = self.groups.shared(at) else { return false };
+        let pairs: Vec<(CellIx, CellIx)> = group.pairs().collect();
+        let reserved = pairs.iter().any(|&(leaf, _)| self.occupants(leaf).1.is_some());
+        if reserved || pairs.iter().any(|&(_, v)| v == crate::model::NONE) || pairs.is_empty() {
+            return false;
+        }
+        let Some(lazy) = group.lazy_preemption.clone() else { return false };
+        let leaves: Vec<CellIx> = pairs.iter().map(|&(leaf, _)| leaf).collect();
+        self.reattach(at, &leaves, &pairs, lazy)
+    }
+}
