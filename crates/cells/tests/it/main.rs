@@ -1,5 +1,6 @@
 //! Conformance vectors of the reference, random histories, and rebuilding.
 
+mod histories;
 mod vectors_m;
 mod vectors_t;
 mod vectors_v2;

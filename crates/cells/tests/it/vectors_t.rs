@@ -238,7 +238,7 @@ fn t8_invalid_initial_assignment() {
     vc1.virtual_cells[1].cell_type = "CT1-NODE.CT1".to_owned();
     vc1.virtual_cells[1].cell_number = 2;
     let errors = config.validate().expect_err("it asks for too much");
-    assert!(errors[0].problem.contains("0 can be had"), "{errors:?}");
+    assert!(errors[0].problem.contains("need 2 cells of type \"CT1\" (chain \"CT1-NODE\", level 1), 1 can be had"), "{errors:?}");
 }
 
 /// The reference's example requests of the design cluster.

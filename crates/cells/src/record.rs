@@ -1,0 +1,454 @@
+//! Groups as records, and a scheduler made of them again.
+//!
+//! A group's record decides: it has the places of all pods, with their virtual cells. Reservations are records, too, so
+//! that they outlive the process. The order of the records does not matter: those of higher priority come first, then by
+//! name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::group::{AffinityGroup, GroupIx, GroupKey, LazyPreemptionStatus, PodPlacementInfo};
+use crate::model::{CellAddress, CellHealthiness, CellIx, CellModel, CellType, NONE};
+use crate::request::GroupRequest;
+use crate::scheduler::{CellEvent, CellScheduler};
+use crate::state::State;
+
+/// A group that holds cells, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AffinityGroupRecord {
+    /// What it asked for.
+    pub request: GroupRequest,
+    /// Whether its cells are reserved, not used.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub preempting: bool,
+    /// Name of the chain.
+    pub chain: String,
+    /// Types of the preassigned cells that its places name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub preassigned: BTreeMap<CellAddress, CellType>,
+    /// Places, by member.
+    pub pods: Vec<PodPlacementRecord>,
+    /// Pods that wait for the reservation.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub preempting_pods: BTreeSet<String>,
+    /// Set while the group runs as opportunistic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lazy_preemption: Option<LazyPreemptionStatus>,
+}
+
+/// Place of one pod, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodPlacementRecord {
+    /// Number of the member.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub member: usize,
+    /// The node.
+    pub node: String,
+    /// Device numbers, such as `0-3,7`.
+    pub devices: String,
+    /// The preassigned virtual cell; none for an opportunistic group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell: Option<CellAddress>,
+    /// Leaves of that cell, counted from its first, such as `8-15`; in the order of the devices.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub leaves: String,
+    /// The pod that has the place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+/// What could not be restored as it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RebuildNote {
+    /// The group.
+    pub group: GroupKey,
+    /// What is different, and why.
+    pub note: String,
+}
+
+impl CellScheduler {
+    /// The record of a group.
+    pub fn record(&self, key: &GroupKey) -> Option<AffinityGroupRecord> {
+        let group = self.group(key)?;
+        let virtuals = &self.model().virtuals;
+        let mut preassigned = BTreeMap::new();
+        let pods = group.pods.iter().map(|pod| {
+            let root = pod.virtual_leaves.iter().find(|&&leaf| leaf != NONE);
+            let root = root.map(|&leaf| virtuals.get(leaf).root);
+            let cell = root.map(|root| {
+                let of = self.model().chain_of(virtuals, root);
+                let cell_type = of.level(virtuals.level(root)).cell_type.clone();
+                preassigned.insert(virtuals.address(root).to_owned(), cell_type);
+                virtuals.address(root).to_owned()
+            });
+            let first = root.map_or(0, |root| virtuals.get(root).first_leaf);
+            // A leaf without a virtual cell is −1: a new configuration had none for it.
+            let leaf = |&leaf: &CellIx| match leaf {
+                NONE => -1,
+                leaf => (virtuals.get(leaf).first_leaf - first) as i32,
+            };
+            PodPlacementRecord {
+                member: pod.member,
+                node: pod.node.clone(),
+                devices: ranges(pod.devices.iter().copied()),
+                leaves: root.map(|_| ranges(pod.virtual_leaves.iter().map(leaf))).unwrap_or_default(),
+                cell,
+                pod: pod.pod.clone(),
+            }
+        });
+        let pods = pods.collect();
+        Some(AffinityGroupRecord {
+            request: (*group.request).clone(),
+            preempting: group.preempting,
+            chain: group.chain.clone(),
+            preassigned,
+            pods,
+            preempting_pods: group.preempting_pods.clone(),
+            lazy_preemption: group.lazy_preemption.clone(),
+        })
+    }
+
+    /// Records of all groups.
+    pub fn records(&self) -> Vec<AffinityGroupRecord> {
+        self.groups().filter_map(|group| self.record(&group.key)).collect()
+    }
+
+    /// A scheduler with the groups of `records`, in any order. Nodes that `nodes` does not name are bad.
+    ///
+    /// With the configuration under which the records were written, the result is what was. With another one, groups keep
+    /// running where they are. A group whose virtual cells are gone runs on as opportunistic. A reservation that no longer
+    /// fits ends. Devices that are gone are left out. Each of these is noted.
+    pub fn rebuild<'a>(
+        model: Arc<CellModel>,
+        nodes: impl IntoIterator<Item = (&'a str, CellHealthiness)>,
+        records: impl IntoIterator<Item = AffinityGroupRecord>,
+        now: Timestamp,
+    ) -> (CellScheduler, Vec<RebuildNote>) {
+        let mut scheduler = CellScheduler::new(model);
+        scheduler.set_nodes(nodes);
+        let mut records: Vec<AffinityGroupRecord> = records.into_iter().collect();
+        records.sort_by(|a, b| {
+            let (of_a, of_b) = (&a.request, &b.request);
+            of_b.priority.cmp(&of_a.priority).then_with(|| of_a.key.cmp(&of_b.key))
+        });
+        let known: BTreeSet<GroupKey> = records.iter().map(|of| of.request.key.clone()).collect();
+        let mut notes = Vec::new();
+        let mut events = Vec::new();
+        scheduler.state.change(|state| {
+            for record in records {
+                let key = record.request.key.clone();
+                if state.groups.get(&key).is_some() {
+                    let note = "the group has two records; the second is left out".to_owned();
+                    notes.push(RebuildNote { group: key, note });
+                    continue;
+                }
+                let mut restore = Restore { state, notes: &mut notes, key, known: &known, now };
+                restore.group(record);
+            }
+            state.restore_downgraded(&mut events);
+        });
+        notes.retain(|note| {
+            !events.iter().any(|event| *event == CellEvent::Restored { group: note.group.clone() })
+                || !note.note.starts_with(DOWNGRADED)
+        });
+        (scheduler, notes)
+    }
+}
+
+const DOWNGRADED: &str = "it runs on as opportunistic";
+
+struct Restore<'a> {
+    state: &'a mut State,
+    notes: &'a mut Vec<RebuildNote>,
+    key: GroupKey,
+    known: &'a BTreeSet<GroupKey>,
+    now: Timestamp,
+}
+
+impl Restore<'_> {
+    fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(RebuildNote { group: self.key.clone(), note: note.into() });
+    }
+
+    fn group(&mut self, record: AffinityGroupRecord) {
+        let mut pods: Vec<PodPlacementInfo> = record.pods.iter().map(|pod| self.place(pod, record.preempting)).collect();
+        let lost = pods.iter().flat_map(|pod| &pod.leaves).any(|&leaf| leaf == NONE);
+        if record.preempting && lost {
+            self.note("its reservation has ended: devices are gone");
+            return;
+        }
+        let guaranteed = record.request.priority >= 0;
+        if guaranteed {
+            for (pod, of) in pods.iter_mut().zip(&record.pods) {
+                pod.virtual_leaves = self.virtual_leaves(&record, of, pod.leaves.len());
+            }
+        }
+        // A preemptor of another configuration may be gone, or the group itself: then the guarantee is tried again.
+        let lazy = record.lazy_preemption.clone().filter(|lazy| {
+            let vc = self.key.virtual_cluster.clone();
+            let preemptor = GroupKey::new(vc, lazy.preemptor.clone());
+            preemptor == self.key || self.known.contains(&preemptor)
+        });
+        let own = LazyPreemptionStatus {
+            preemptor: self.key.name.clone(),
+            preemption_time: record.lazy_preemption.as_ref().map_or(self.now, |of| of.preemption_time),
+        };
+        let at = self.state.groups.insert(AffinityGroup {
+            key: self.key.clone(),
+            request: Arc::new(record.request),
+            preempting: record.preempting,
+            chain: record.chain,
+            pods,
+            preempting_pods: record.preempting_pods,
+            lazy_preemption: if guaranteed { Some(lazy.clone().unwrap_or_else(|| own.clone())) } else { None },
+        });
+        if !guaranteed || lazy.is_some() {
+            self.state.hold(at);
+            return;
+        }
+        if let Err(why) = self.hold_guaranteed(at) {
+            if record.preempting {
+                self.state.groups.remove(at);
+                self.note(format!("its reservation has ended: {why}"));
+            } else {
+                self.state.hold(at);
+                self.note(format!("{DOWNGRADED}: {why}"));
+            }
+        }
+    }
+
+    /// Finds the physical leaves of a pod. What another group has already is left out.
+    fn place(&mut self, record: &PodPlacementRecord, preempting: bool) -> PodPlacementInfo {
+        let devices = numbers(&record.devices);
+        let model = Arc::clone(&self.state.model);
+        let node = model.nodes.get(&record.node);
+        let mut leaves = Vec::new();
+        for &device in &devices {
+            let leaf = node.and_then(|&node| model.devices.get(&(node, device)));
+            let Some(&leaf) = leaf else {
+                self.note(format!("no cell has device {device} of node {}", record.node));
+                leaves.push(NONE);
+                continue;
+            };
+            let (user, reserver) = self.state.occupants(leaf);
+            let taken = if preempting { reserver } else { user };
+            let twice = leaves.contains(&leaf);
+            if taken.is_some() || twice {
+                self.note(format!("another pod has device {device} of node {}", record.node));
+                leaves.push(NONE);
+            } else {
+                leaves.push(leaf);
+            }
+        }
+        PodPlacementInfo {
+            member: record.member,
+            node: record.node.clone(),
+            devices,
+            pod: record.pod.clone(),
+            leaves,
+            virtual_leaves: Vec::new(),
+        }
+    }
+
+    /// The virtual leaves that a record names, where the configuration has them and they are of the recorded type.
+    fn virtual_leaves(
+        &self,
+        record: &AffinityGroupRecord,
+        pod: &PodPlacementRecord,
+        count: usize,
+    ) -> Vec<CellIx> {
+        let model = &self.state.model;
+        let virtuals = &model.virtuals;
+        let cell = pod.cell.as_ref().and_then(|address| {
+            let &cell = model.preassigned.get(address)?;
+            let of = model.chain_of(virtuals, cell);
+            let is = Some(&of.level(virtuals.level(cell)).cell_type);
+            let vc = model.owners.get(&cell);
+            (is == record.preassigned.get(address) && vc == Some(&self.key.virtual_cluster)).then_some(cell)
+        });
+        let mut leaves = vec![NONE; count];
+        if let Some(cell) = cell {
+            let range = model.leaves(virtuals, cell);
+            for (leaf, number) in leaves.iter_mut().zip(numbers(&pod.leaves)) {
+                if let Ok(number) = u32::try_from(number)
+                    && number < range.end - range.start
+                {
+                    *leaf = virtuals.leaves[(range.start + number) as usize];
+                }
+            }
+        }
+        leaves
+    }
+
+    /// Lets a group hold its leaves with their virtual leaves, one by one; other virtual leaves where those do not fit.
+    fn hold_guaranteed(&mut self, at: GroupIx) -> Result<(), String> {
+        let Some(group) = self.state.groups.shared(at) else { return Ok(()) };
+        let lazy = group.lazy_preemption.clone();
+        if let Some(group) = self.state.groups.edit(at) {
+            group.lazy_preemption = None;
+        }
+        let mut done: Vec<CellIx> = Vec::new();
+        let mut failed = None;
+        'pods: for (n, pod) in group.pods.iter().enumerate() {
+            for (i, &leaf) in pod.leaves.iter().enumerate() {
+                if leaf == NONE {
+                    continue;
+                }
+                let recorded = pod.virtual_leaves.get(i).copied().unwrap_or(NONE);
+                let fits = |v: &CellIx| *v != NONE && self.fits(*v, leaf);
+                let found = Some(recorded).filter(fits).map_or_else(|| self.find(&group, leaf), Ok);
+                match found {
+                    Ok(found) => self.set_virtual(at, n, i, found),
+                    Err(why) => {
+                        failed = Some(format!("{why} (device {} of {})", pod.devices[i], pod.node));
+                        break 'pods;
+                    }
+                }
+                if group.preempting {
+                    self.state.reserve_leaf(leaf, at);
+                } else {
+                    self.state.use_leaf(leaf, at);
+                }
+                done.push(leaf);
+            }
+        }
+        let Some(why) = failed else { return Ok(()) };
+        for &leaf in &done {
+            if group.preempting {
+                self.state.unreserve_leaf(leaf);
+            } else {
+                self.state.release_leaf(leaf);
+            }
+        }
+        // The recorded virtual cells are kept, for when they fit again.
+        if let Some(edited) = self.state.groups.edit(at) {
+            edited.lazy_preemption = lazy;
+            edited.pods = group.pods.clone();
+        }
+        Err(why)
+    }
+
+    fn set_virtual(&mut self, at: GroupIx, pod: usize, leaf: usize, virtual_leaf: CellIx) {
+        if let Some(group) = self.state.groups.edit(at)
+            && let Some(of) = group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(leaf))
+        {
+            *of = virtual_leaf;
+        }
+    }
+
+    /// Whether a leaf can be held with a virtual leaf: free, or already bound to it by a group that reserves the leaf.
+    fn fits(&self, virtual_leaf: CellIx, leaf: CellIx) -> bool {
+        self.state.bindable(virtual_leaf, leaf).is_ok()
+    }
+
+    /// Another virtual leaf of the group's virtual cluster for a physical leaf.
+    fn find(&self, group: &AffinityGroup, leaf: CellIx) -> Result<CellIx, String> {
+        let state = &*self.state;
+        let model = &state.model;
+        let Some(vc) = model.vcs.get(&self.key.virtual_cluster) else {
+            return Err(format!("VC {} not found", self.key.virtual_cluster));
+        };
+        let chain = model.physical.get(leaf).chain;
+        let roots: Vec<CellIx> = match &group.request.pinned_cell_id {
+            Some(id) => vc.pinned.get(id).copied().into_iter().collect(),
+            None => vc.preassigned.get(&chain).cloned().unwrap_or_default(),
+        };
+        let mut why = "the virtual cluster has no cell there".to_owned();
+        for root in roots {
+            if model.virtuals.get(root).chain != chain {
+                continue;
+            }
+            match self.descend(root, leaf) {
+                Ok(found) => return Ok(found),
+                Err(problem) => why = problem,
+            }
+        }
+        Err(why)
+    }
+
+    /// The first virtual leaf below `root` that can be bound to a leaf.
+    fn descend(&self, root: CellIx, leaf: CellIx) -> Result<CellIx, String> {
+        let state = &*self.state;
+        let model = &state.model;
+        let level = model.virtuals.level(root);
+        let physical = model.physical.ancestor(leaf, level);
+        let Some(physical) = physical.filter(|&cell| state.level(cell) == level) else {
+            return Err("the virtual cell is larger than the physical one".to_owned());
+        };
+        let bound = state.v2p[root as usize];
+        if bound != NONE && bound != physical || bound == NONE && state.p2v[physical as usize] != NONE {
+            return Err("no virtual cell of the virtual cluster is free there".to_owned());
+        }
+        let mut v = root;
+        while model.virtuals.level(v) > 1 {
+            let below = model.physical.ancestor(leaf, model.virtuals.level(v) - 1).unwrap_or(leaf);
+            let wanted = state.p2v[below as usize];
+            let next = model.children(&model.virtuals, v).find(|&child| match wanted {
+                NONE => state.v2p[child as usize] == NONE,
+                wanted => child == wanted,
+            });
+            v = next.ok_or("no virtual cell of the virtual cluster is free there")?;
+        }
+        state.bindable(v, leaf).map(|()| v).map_err(str::to_owned)
+    }
+}
+
+/// Numbers as text, runs as `from-to`, in order.
+pub(crate) fn ranges(numbers: impl IntoIterator<Item = i32>) -> String {
+    let mut runs: Vec<(i32, i32)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, to)) if *to >= 0 && number == *to + 1 => *to = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let runs = runs.iter().map(|&(from, to)| match to - from {
+        0 => from.to_string(),
+        1 => format!("{from},{to}"),
+        _ => format!("{from}-{to}"),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+/// Most numbers that a text can stand for.
+const MAX_NUMBERS: usize = 1 << 16;
+
+/// What [`ranges`] wrote. What cannot be read is left out.
+pub(crate) fn numbers(text: &str) -> Vec<i32> {
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let run = part.get(1..).and_then(|rest| rest.find('-')).map(|at| part.split_at(at + 1));
+        let (from, to) = match run {
+            Some((from, to)) => (from.parse::<i32>(), to[1..].parse::<i32>()),
+            None => (part.parse::<i32>(), part.parse::<i32>()),
+        };
+        if let (Ok(from), Ok(to)) = (from, to) {
+            numbers.extend((from..=to).take(MAX_NUMBERS.saturating_sub(numbers.len())));
+        }
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_in_order() {
+        for list in [vec![], vec![0], vec![0, 1], vec![1, 3, 4, 7, 0, 2, 6], (8..16).collect(), vec![-1, -1, 0, 1, 2]] {
+            assert_eq!(numbers(&ranges(list.iter().copied())), list);
+        }
+        assert_eq!(ranges(0..16), "0-15");
+        assert_eq!(ranges([1, 3, 4, 5, 0]), "1,3-5,0");
+    }
+}
