@@ -12,7 +12,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rcfarm_cells::request::{Members, NestedGroup};
 use rcfarm_cells::{
-    CellConfig, CellDecision, CellHealthiness, CellScheduler, GroupKey, GroupRequest, PodRequest,
+    CellConfig, CellDecision, CellEvent, CellHealthiness, CellScheduler, GroupKey, GroupRequest, PodRequest,
 };
 
 use crate::vectors_m::MINI;
@@ -72,6 +72,8 @@ struct History {
     /// Requests of groups that exist or wait, by key.
     requests: BTreeMap<GroupKey, GroupRequest>,
     pods: u64,
+    /// How often each event occurred.
+    events: BTreeMap<&'static str, u32>,
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn histories_keep_the_invariants() {
         Some(seed) => seed..seed + 1,
         None => 0..number("HISTORIES").unwrap_or(300),
     };
-    let mut steps = BTreeMap::new();
+    let (mut steps, mut events) = (BTreeMap::new(), BTreeMap::new());
     for seed in seeds {
         let clusters = clusters();
         let cluster = &clusters[seed as usize % clusters.len()];
@@ -96,6 +98,7 @@ fn histories_keep_the_invariants() {
             alternatives,
             requests: BTreeMap::new(),
             pods: 0,
+            events: BTreeMap::new(),
         };
         history.heal_all();
         // Some histories have only healthy nodes: there the exhaustive search has more to say.
@@ -106,9 +109,17 @@ fn histories_keep_the_invariants() {
             let violations = history.cells.violations();
             assert!(violations.is_empty(), "HISTORY={seed}, step {step}, {what}: {violations:#?}");
         }
+        for (event, count) in std::mem::take(&mut history.events) {
+            *events.entry(event).or_insert(0) += count;
+        }
         history.end(seed);
     }
-    println!("{steps:#?}");
+    println!("{steps:#?} {events:#?}");
+    if number("HISTORY").is_none() {
+        for event in ["allocated", "reserved", "cancelled", "downgraded", "restored", "deleted", "doomed"] {
+            assert!(events.contains_key(event), "no history had {event}");
+        }
+    }
 }
 
 impl History {
@@ -136,12 +147,19 @@ impl History {
 
     fn request(&mut self) -> GroupRequest {
         let rng = &mut self.rng;
-        let vc = *["A", "B", "A", "B", "C"].choose(rng).expect("some");
+        let vc = if rng.random_ratio(1, 30) { "C" } else { *["A", "B"].choose(rng).expect("some") };
         let name = format!("g{}", rng.random_range(0..12));
         let key = GroupKey::new(vc, name);
         if let Some(known) = self.requests.get(&key) {
-            return known.clone();
+            let full = self.cells.group(&key).is_some_and(|group| group.pods.iter().all(|pod| pod.pod.is_some()));
+            if !full || rng.random_ratio(1, 10) {
+                return known.clone();
+            }
         }
+        let key = (0..20)
+            .map(|n| GroupKey::new(vc, format!("g{n}")))
+            .find(|key| self.cells.group(key).is_none())
+            .unwrap_or(key);
         let priority = *[-1, -1, 0, 0, 1, 2, 5].choose(rng).expect("some");
         let mut sizes: Vec<u32> = (1..=5).collect();
         sizes.shuffle(rng);
@@ -152,11 +170,12 @@ impl History {
             .map(|&cells| Members { pods: rng.random_range(1..=2), cells, cell_type: None })
             .collect();
         let nested = rng.random_ratio(1, 4);
+        let other = if self.cells.model().chains().any(|chain| chain == "OTHER") { "CPU" } else { "GPU" };
         let mut request = GroupRequest {
             key,
             priority,
-            pinned_cell_id: (priority >= 0 && rng.random_ratio(1, 8)).then(|| "p".to_owned()),
-            cell_type: [None, Some("GPU"), Some("GPU"), Some("CPU")]
+            pinned_cell_id: (priority >= 0 && rng.random_ratio(1, 12)).then(|| "p".to_owned()),
+            cell_type: [None, Some("GPU"), Some("GPU"), Some("GPU"), Some(other)]
                 .choose(rng)
                 .expect("some")
                 .map(str::to_owned),
@@ -193,7 +212,8 @@ impl History {
                 assert!(wait.reasons.iter().all(|of| !of.reason.is_empty()) && !wait.reasons.is_empty());
                 self.check_guarantee(group);
                 if let Some(reason) = &wait.cancel {
-                    self.cells.cancel(key, reason);
+                    let events = self.cells.cancel(key, reason);
+                    self.count(&events);
                 }
                 "waits"
             }
@@ -204,7 +224,9 @@ impl History {
                 if !existed {
                     self.check_nodes(group, nodes, &suggested);
                 }
-                self.cells.commit(&plan, &pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+                let events =
+                    self.cells.commit(&plan, &pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+                self.count(&events);
                 self.requests.insert(key.clone(), group.clone());
                 "bound"
             }
@@ -222,7 +244,9 @@ impl History {
                 if self.rng.random_ratio(1, 4) {
                     return "would preempt";
                 }
-                self.cells.commit(&plan, &pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+                let events =
+                    self.cells.commit(&plan, &pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+                self.count(&events);
                 self.requests.insert(key.clone(), group.clone());
                 "preempts"
             }
@@ -259,16 +283,35 @@ impl History {
         let pods: Vec<String> =
             group.allocated_pods().map(str::to_owned).chain(group.preempting_pods.clone()).collect();
         let Some(pod) = pods.choose(&mut self.rng).cloned() else { return "nothing" };
-        self.cells.pod_gone(&key, &pod);
+        let events = self.cells.pod_gone(&key, &pod);
+        self.count(&events);
         self.forget(&key);
         "pod ended"
     }
 
     fn end_group(&mut self) -> &'static str {
         let Some(key) = self.any_group() else { return "nothing" };
-        self.cells.delete(&key);
+        let events = self.cells.delete(&key);
+        self.count(&events);
         self.forget(&key);
         "group ended"
+    }
+
+    fn count(&mut self, events: &[CellEvent]) {
+        for event in events {
+            let name = match event {
+                CellEvent::Allocated { .. } => "allocated",
+                CellEvent::Reserved { .. } => "reserved",
+                CellEvent::Cancelled { .. } => "cancelled",
+                CellEvent::Downgraded { .. } => "downgraded",
+                CellEvent::Restored { .. } => "restored",
+                CellEvent::Deleted { .. } => "deleted",
+            };
+            *self.events.entry(name).or_insert(0) += 1;
+        }
+        if !self.cells.doomed().is_empty() {
+            *self.events.entry("doomed").or_insert(0) += 1;
+        }
     }
 
     fn forget(&mut self, _: &GroupKey) {
