@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rcfarm_cells::request::{AffinityGroupMemberSpec, AffinityGroupSpec, PodSchedulingSpec};
-use rcfarm_cells::{CellConfig, CellDecision, CellHealthiness, CellScheduler, GroupKey, PodRequest};
+use rcfarm_cells::{
+    CellConfig, CellDecision, CellHealthiness, CellScheduler, GroupKey, PodRequest,
+};
 
 fn config(racks: usize, per_rack: usize) -> CellConfig {
     let mut text = format!(
@@ -100,7 +102,9 @@ fn run(config: &CellConfig, vc: &str, priority: i64, pods: i64, leaves: i64, bad
 }
 
 fn main() {
-    println!("| nodes | virtual cluster | group | bad nodes | plan p50 ms | p99 | max | commit p50 | p99 |");
+    println!(
+        "| nodes | virtual cluster | group | bad nodes | plan p50 ms | p99 | max | commit p50 | p99 |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|");
     for (racks, per_rack) in [(128, 4), (1024, 4)] {
         let config = config(racks, per_rack);

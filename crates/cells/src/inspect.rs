@@ -1,21 +1,17 @@
 //! What can be seen from outside.
 
-use crate::model::CellHealthiness;
+use crate::machine::CellState;
 use crate::scheduler::CellScheduler;
 
 impl CellScheduler {
-    /// State and priority of a device: see [`crate::machine::CellState`].
+    /// State ([`CellState`]) and priority of a device.
     pub fn leaf(&self, node: &str, device: i32) -> Option<(&'static str, i32)> {
         let model = self.model();
         let &node = model.nodes.get(node)?;
         let &leaf = model.devices.get(&(node, device))?;
-        let state = match self.state.occupants(leaf) {
-            (None, None) => "Free",
-            (Some(_), None) => "Used",
-            (Some(_), Some(_)) => "Reserving",
-            (None, Some(_)) => "Reserved",
-        };
-        Some((state, self.state.physical[leaf as usize].top()))
+        let (user, reserver) = self.state.occupants(leaf);
+        let state = CellState::of(user.is_some(), reserver.is_some());
+        Some((state.as_str(), self.state.physical[leaf as usize].top()))
     }
 
     /// Preassigned cells of a virtual cluster that are doomed to be bad, with the physical cell that each stands for.
@@ -23,7 +19,9 @@ impl CellScheduler {
         let model = self.model();
         let pairs = self.state.doomed.iter();
         pairs
-            .map(|(&v, &p)| (model.virtuals.address(v).to_owned(), model.physical.address(p).to_owned()))
+            .map(|(&v, &p)| {
+                (model.virtuals.address(v).to_owned(), model.physical.address(p).to_owned())
+            })
             .collect()
     }
 
@@ -38,9 +36,4 @@ impl CellScheduler {
             .map(|cell| self.state.virtual_healthy(cell))
             .collect()
     }
-}
-
-#[allow(dead_code)]
-fn health(bad: bool) -> CellHealthiness {
-    if bad { CellHealthiness::Bad } else { CellHealthiness::Healthy }
 }

@@ -19,7 +19,12 @@ impl CellScheduler {
                 (key(state, user), key(state, reserver))
             };
             if of(a) != of(b) {
-                return Some(format!("{}: {:?}, {:?}", a.model.physical.address(leaf), of(a), of(b)));
+                return Some(format!(
+                    "{}: {:?}, {:?}",
+                    a.model.physical.address(leaf),
+                    of(a),
+                    of(b)
+                ));
             }
         }
         let parts = [
@@ -43,10 +48,15 @@ impl CellScheduler {
         found.counts();
         found.free_cells();
         for (at, group) in self.state.groups.iter() {
-            let reserved = group.leaves().any(|leaf| self.state.occupants(leaf).1.is_some_and(|by| by != at));
-            let being = self.group_state(&group.key) == Some(crate::AffinityGroupState::BeingPreempted);
+            let reserved =
+                group.leaves().any(|leaf| self.state.occupants(leaf).1.is_some_and(|by| by != at));
+            let being =
+                self.group_state(&group.key) == Some(crate::AffinityGroupState::BeingPreempted);
             if being != reserved {
-                found.all.push(format!("I8: {} is BeingPreempted: {being}, reserved: {reserved}", group.key));
+                found.all.push(format!(
+                    "I8: {} is BeingPreempted: {being}, reserved: {reserved}",
+                    group.key
+                ));
             }
         }
         found.all
@@ -76,7 +86,9 @@ impl Found<'_> {
                 let right = state.groups.at(at).is_some_and(|group| {
                     group.preempting == preempting && group.leaves().any(|own| own == leaf)
                 });
-                self.check(right, || format!("I1: {} has a group that does not have it", name(leaf)));
+                self.check(right, || {
+                    format!("I1: {} has a group that does not have it", name(leaf))
+                });
             }
             let holder = reserver.or(user).and_then(|at| state.groups.at(at));
             let priority = holder.map_or(FREE_PRIORITY, |group| group.priority());
@@ -98,7 +110,9 @@ impl Found<'_> {
             let nodes = group.pods.iter().all(|pod| pod.leaves.len() == pod.devices.len());
             self.check(nodes, || format!("I9: {} has a pod without devices", group.key));
             for leaf in group.leaves() {
-                self.check(own.insert(leaf), || format!("I7: {} has {} twice", group.key, name(leaf)));
+                self.check(own.insert(leaf), || {
+                    format!("I7: {} has {} twice", group.key, name(leaf))
+                });
                 let (user, reserver) = state.occupants(leaf);
                 let holds = if group.preempting { reserver } else { user };
                 self.check(holds == Some(at), || {
@@ -107,7 +121,11 @@ impl Found<'_> {
                 if state.holder(leaf) == Some(at) && group.guaranteed() {
                     let v = group.virtual_leaf(leaf).unwrap_or(NONE);
                     self.check(v != NONE && state.p2v[leaf as usize] == v, || {
-                        format!("I10: {} of {} is not bound to its virtual leaf", name(leaf), group.key)
+                        format!(
+                            "I10: {} of {} is not bound to its virtual leaf",
+                            name(leaf),
+                            group.key
+                        )
                     });
                 }
             }
@@ -150,9 +168,10 @@ impl Found<'_> {
     fn counts(&mut self) {
         let state = self.state;
         let model = &state.model;
-        for (arena, counts, kind) in
-            [(&model.physical, &state.physical, "physical"), (&model.virtuals, &state.virtuals, "virtual")]
-        {
+        for (arena, counts, kind) in [
+            (&model.physical, &state.physical, "physical"),
+            (&model.virtuals, &state.virtuals, "virtual"),
+        ] {
             for cell in 0..arena.len() as CellIx {
                 let children = model.children(arena, cell);
                 if children.len() == 0 {
@@ -183,7 +202,9 @@ impl Found<'_> {
             self.check(lacking.is_none(), || format!("I3: chain {} lacks {lacking:?}", chain.name));
             let mut covered = BTreeSet::new();
             let allocated = state.v2p.iter().enumerate().filter(|&(v, &p)| {
-                p != NONE && model.virtuals.parent(v as CellIx).is_none() && model.physical.get(p).chain == at
+                p != NONE
+                    && model.virtuals.parent(v as CellIx).is_none()
+                    && model.physical.get(p).chain == at
             });
             let mut cells: Vec<CellIx> = allocated.map(|(_, &p)| p).collect();
             for level in 1..=chain.top() {
@@ -194,7 +215,9 @@ impl Found<'_> {
             }
             for cell in cells {
                 for leaf in model.leaves(&model.physical, cell) {
-                    self.check(covered.insert(leaf), || format!("I6: {} is listed twice", name(cell)));
+                    self.check(covered.insert(leaf), || {
+                        format!("I6: {} is listed twice", name(cell))
+                    });
                 }
             }
             let total = chain.tops.len() * chain.level(chain.top()).leaves as usize;

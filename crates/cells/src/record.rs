@@ -101,7 +101,9 @@ impl CellScheduler {
                 member: pod.member,
                 node: pod.node.clone(),
                 devices: ranges(pod.devices.iter().copied()),
-                leaves: root.map(|_| ranges(pod.virtual_leaves.iter().map(leaf))).unwrap_or_default(),
+                leaves: root
+                    .map(|_| ranges(pod.virtual_leaves.iter().map(leaf)))
+                    .unwrap_or_default(),
                 cell,
                 pod: pod.pod.clone(),
             }
@@ -181,7 +183,8 @@ impl Restore<'_> {
     }
 
     fn group(&mut self, record: AffinityGroupRecord) {
-        let mut pods: Vec<PodPlacementInfo> = record.pods.iter().map(|pod| self.place(pod, record.preempting)).collect();
+        let mut pods: Vec<PodPlacementInfo> =
+            record.pods.iter().map(|pod| self.place(pod, record.preempting)).collect();
         let lost = pods.iter().flat_map(|pod| &pod.leaves).any(|&leaf| leaf == NONE);
         if record.preempting && lost {
             self.note("its reservation has ended: devices are gone");
@@ -201,7 +204,10 @@ impl Restore<'_> {
         });
         let own = LazyPreemptionStatus {
             preemptor: self.key.name.clone(),
-            preemption_time: record.lazy_preemption.as_ref().map_or(self.now, |of| of.preemption_time),
+            preemption_time: record
+                .lazy_preemption
+                .as_ref()
+                .map_or(self.now, |of| of.preemption_time),
         };
         let at = self.state.groups.insert(AffinityGroup {
             key: self.key.clone(),
@@ -210,7 +216,11 @@ impl Restore<'_> {
             chain: record.chain,
             pods,
             preempting_pods: record.preempting_pods,
-            lazy_preemption: if guaranteed { Some(lazy.clone().unwrap_or_else(|| own.clone())) } else { None },
+            lazy_preemption: if guaranteed {
+                Some(lazy.clone().unwrap_or_else(|| own.clone()))
+            } else {
+                None
+            },
         });
         if !guaranteed || lazy.is_some() {
             self.state.hold(at);
@@ -274,7 +284,8 @@ impl Restore<'_> {
             let of = model.chain_of(virtuals, cell);
             let is = Some(&of.level(virtuals.level(cell)).cell_type);
             let vc = model.owners.get(&cell);
-            (is == record.preassigned.get(address) && vc == Some(&self.key.virtual_cluster)).then_some(cell)
+            (is == record.preassigned.get(address) && vc == Some(&self.key.virtual_cluster))
+                .then_some(cell)
         });
         let mut leaves = vec![NONE; count];
         if let Some(cell) = cell {
@@ -340,7 +351,8 @@ impl Restore<'_> {
 
     fn set_virtual(&mut self, at: GroupIx, pod: usize, leaf: usize, virtual_leaf: CellIx) {
         if let Some(group) = self.state.groups.edit(at)
-            && let Some(of) = group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(leaf))
+            && let Some(of) =
+                group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(leaf))
         {
             *of = virtual_leaf;
         }
@@ -386,7 +398,9 @@ impl Restore<'_> {
             return Err("the virtual cell is larger than the physical one".to_owned());
         };
         let bound = state.v2p[root as usize];
-        if bound != NONE && bound != physical || bound == NONE && state.p2v[physical as usize] != NONE {
+        if bound != NONE && bound != physical
+            || bound == NONE && state.p2v[physical as usize] != NONE
+        {
             return Err("no virtual cell of the virtual cluster is free there".to_owned());
         }
         let mut v = root;
@@ -445,7 +459,14 @@ mod tests {
 
     #[test]
     fn numbers_come_back_in_order() {
-        for list in [vec![], vec![0], vec![0, 1], vec![1, 3, 4, 7, 0, 2, 6], (8..16).collect(), vec![-1, -1, 0, 1, 2]] {
+        for list in [
+            vec![],
+            vec![0],
+            vec![0, 1],
+            vec![1, 3, 4, 7, 0, 2, 6],
+            (8..16).collect(),
+            vec![-1, -1, 0, 1, 2],
+        ] {
             assert_eq!(numbers(&ranges(list.iter().copied())), list);
         }
         assert_eq!(ranges(0..16), "0-15");

@@ -141,7 +141,9 @@ impl CellScheduler {
     /// No group, and all nodes bad until [`CellScheduler::set_node`] says otherwise.
     pub fn new(model: Arc<CellModel>) -> CellScheduler {
         let mut state = State::new(Arc::clone(&model));
-        state.change(|state| (0..model.node_names.len()).for_each(|n| state.set_node(n as u32, true)));
+        state.change(|state| {
+            (0..model.node_names.len()).for_each(|n| state.set_node(n as u32, true))
+        });
         CellScheduler { state, revision: 0 }
     }
 
@@ -156,10 +158,7 @@ impl CellScheduler {
     }
 
     /// Says what nodes can be used. Unknown names are ignored.
-    pub fn set_nodes<'a>(
-        &mut self,
-        nodes: impl IntoIterator<Item = (&'a str, CellHealthiness)>,
-    ) {
+    pub fn set_nodes<'a>(&mut self, nodes: impl IntoIterator<Item = (&'a str, CellHealthiness)>) {
         let model = Arc::clone(self.model());
         let changed: Vec<(u32, bool)> = nodes
             .into_iter()

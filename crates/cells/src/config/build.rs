@@ -9,10 +9,7 @@ use super::{CellConfig, PhysicalCellSpec};
 use crate::model::{Arena, Cell, CellIx, CellModel, Chain, NONE, NodeIx, VirtualCluster};
 use crate::state::free::FreeCells;
 
-pub(super) fn build(
-    config: &CellConfig,
-    chains: Vec<Chain>,
-) -> Result<CellModel, Vec<FieldError>> {
+pub(super) fn build(config: &CellConfig, chains: Vec<Chain>) -> Result<CellModel, Vec<FieldError>> {
     let mut builder = Builder {
         model: CellModel {
             search_order: search_order(&chains),
@@ -254,7 +251,8 @@ impl Builder {
             if model.virtuals.level(cell) <= node_level {
                 nodes.push(cell);
             } else {
-                nodes.extend((cell..cell + size).filter(|&c| model.virtuals.level(c) == node_level));
+                nodes
+                    .extend((cell..cell + size).filter(|&c| model.virtuals.level(c) == node_level));
             }
         }
         nodes.sort_by_key(|&cell| (std::cmp::Reverse(model.virtuals.level(cell)), cell));

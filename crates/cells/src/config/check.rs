@@ -104,9 +104,8 @@ fn check_virtual_clusters(config: &CellConfig, errors: &mut Vec<FieldError>) {
 /// The chain of a top type.
 fn chain_below(config: &CellConfig, top: &str, path: &str) -> Result<Chain, FieldError> {
     let types = &config.physical_cluster.cell_types;
-    let wrong = |problem: String, fix: &str| {
-        Err(FieldError::new(format!("{path}.cellType"), problem, fix))
-    };
+    let wrong =
+        |problem: String, fix: &str| Err(FieldError::new(format!("{path}.cellType"), problem, fix));
     if !types.contains_key(top) {
         let problem = if top.is_empty() {
             "it is empty".to_owned()
@@ -136,7 +135,8 @@ fn chain_below(config: &CellConfig, top: &str, path: &str) -> Result<Chain, Fiel
         }
         _ => {
             let both: Vec<&str> = nodes.iter().map(|&level| names[level - 1].0.as_str()).collect();
-            let problem = format!("the chain of {top:?} has several node levels: {}", both.join(", "));
+            let problem =
+                format!("the chain of {top:?} has several node levels: {}", both.join(", "));
             return wrong(problem, "set isNodeLevel on one of them");
         }
     };
@@ -144,12 +144,14 @@ fn chain_below(config: &CellConfig, top: &str, path: &str) -> Result<Chain, Fiel
     for (cell_type, fan_out, _) in names {
         let (leaves, size) = match levels.last() {
             None => (1, 1),
-            Some(below) => {
-                (u64::from(below.leaves) * fan_out, u64::from(below.size).saturating_mul(fan_out) + 1)
-            }
+            Some(below) => (
+                u64::from(below.leaves) * fan_out,
+                u64::from(below.size).saturating_mul(fan_out) + 1,
+            ),
         };
         if size > MAX_CELLS || fan_out > MAX_CELLS {
-            let problem = format!("a cell of type {cell_type:?} would have more than {MAX_CELLS} cells");
+            let problem =
+                format!("a cell of type {cell_type:?} would have more than {MAX_CELLS} cells");
             return wrong(problem, "lower childCellNumber");
         }
         levels.push(Level {
@@ -292,7 +294,8 @@ pub(super) fn level_of_path(
         .iter()
         .enumerate()
         .filter(|(_, chain)| {
-            text.strip_prefix(&chain.name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            text.strip_prefix(&chain.name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         })
         .max_by_key(|(_, chain)| chain.name.len());
     let Some((n, chain)) = chain else {
@@ -322,7 +325,11 @@ pub(super) fn level_of_path(
                     chain.level(level).cell_type,
                     names(chain)
                 );
-                return Err(FieldError::new(path, problem, "name each level of the chain, from the top down"));
+                return Err(FieldError::new(
+                    path,
+                    problem,
+                    "name each level of the chain, from the top down",
+                ));
             }
         }
     }
@@ -330,6 +337,7 @@ pub(super) fn level_of_path(
 }
 
 fn names(chain: &Chain) -> String {
-    let names: Vec<&str> = chain.levels.iter().rev().map(|level| level.cell_type.as_str()).collect();
+    let names: Vec<&str> =
+        chain.levels.iter().rev().map(|level| level.cell_type.as_str()).collect();
     names.join(".")
 }

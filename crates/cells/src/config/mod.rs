@@ -61,13 +61,25 @@ pub struct CellTypeSpec {
 #[serde(rename_all = "camelCase")]
 pub struct PhysicalCellSpec {
     /// Its type; a child has its parent's child type.
-    #[serde(default, deserialize_with = "text_or_number", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "text_or_number",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub cell_type: CellType,
     /// Its own segment of the address: the node's name at the node level, the device number of a leaf.
-    #[serde(default, deserialize_with = "text_or_number", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "text_or_number",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub cell_address: String,
     /// A name by which one virtual cluster can own it.
-    #[serde(default, deserialize_with = "text_or_number", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "text_or_number",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub pinned_cell_id: PinnedCellId,
     /// Its children.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]

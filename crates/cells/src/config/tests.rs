@@ -62,7 +62,8 @@ fn the_reference_s_examples_are_accepted_unchanged() {
 #[test]
 fn addresses_are_inferred() {
     let model = model(DESIGN).expect("it is legal");
-    for address in ["8/1/0.0.4.2/0/0/0/0", "8/1/0.0.4.2/1/3/7/15", "3/1.0.0.0/1/1/3", "2/1.0.0.2/9"] {
+    for address in ["8/1/0.0.4.2/0/0/0/0", "8/1/0.0.4.2/1/3/7/15", "3/1.0.0.0/1/1/3", "2/1.0.0.2/9"]
+    {
         assert!(model.physical.addresses.iter().any(|of| of == address), "{address}");
     }
     for address in ["VC1/8/1/3/7/15/31", "VC1/6/0", "VC2/4/1"] {
@@ -94,47 +95,133 @@ fn a_wrong_type_of_a_field_has_its_path() {
 fn undeclared_types_are_refused() {
     let path = "physicalCluster.physicalCells[0].cellType";
     let racks = "- {cellType: RACK, cellChildren: [{cellAddress: n0}";
-    refused(racks, "- {cellType: X, cellChildren: [{cellAddress: n0}", path, "not in physicalCluster.cellTypes", "declared type");
-    refused(racks, "- {cellType: GPU, cellChildren: [{cellAddress: n0}", path, "not in physicalCluster.cellTypes", "leaf type");
+    refused(
+        racks,
+        "- {cellType: X, cellChildren: [{cellAddress: n0}",
+        path,
+        "not in physicalCluster.cellTypes",
+        "declared type",
+    );
+    refused(
+        racks,
+        "- {cellType: GPU, cellChildren: [{cellAddress: n0}",
+        path,
+        "not in physicalCluster.cellTypes",
+        "leaf type",
+    );
 }
 
 #[test]
 fn top_cells_are_nodes_or_above() {
     let path = "physicalCluster.physicalCells[0].cellType";
-    refused(", isNodeLevel: true", "", path, "no type from \"RACK\" downwards is a node", "isNodeLevel");
-    refused("- {cellType: RACK, cellChildren: [{cellAddress: n0}, {cellAddress: n1, pinnedCellId: p}]}", "- {cellType: PAIR}", path, "no type from \"PAIR\"", "top cells");
+    refused(
+        ", isNodeLevel: true",
+        "",
+        path,
+        "no type from \"RACK\" downwards is a node",
+        "isNodeLevel",
+    );
+    refused(
+        "- {cellType: RACK, cellChildren: [{cellAddress: n0}, {cellAddress: n1, pinnedCellId: p}]}",
+        "- {cellType: PAIR}",
+        path,
+        "no type from \"PAIR\"",
+        "top cells",
+    );
 }
 
 #[test]
 fn two_node_levels_are_refused() {
     let path = "physicalCluster.physicalCells[0].cellType";
-    refused("GPU, childCellNumber: 2}", "GPU, childCellNumber: 2, isNodeLevel: true}", path, "several node levels: PAIR, NODE", "one of them");
+    refused(
+        "GPU, childCellNumber: 2}",
+        "GPU, childCellNumber: 2, isNodeLevel: true}",
+        path,
+        "several node levels: PAIR, NODE",
+        "one of them",
+    );
 }
 
 #[test]
 fn child_types_are_finite_and_have_children() {
     let types = "physicalCluster.cellTypes";
-    refused("childCellType: GPU, childCellNumber: 2", "childCellType: RACK, childCellNumber: 2", &format!("{types}.NODE.childCellType"), "contains itself", "leaf type");
-    refused("childCellType: GPU, childCellNumber: 2", "childCellType: GPU, childCellNumber: 0", &format!("{types}.PAIR.childCellNumber"), "it is 0", "at least 1");
-    refused("childCellType: GPU, childCellNumber: 2", "childCellType: GPU, childCellNumber: -1", &format!("{types}.PAIR.childCellNumber"), "it is -1", "at least 1");
-    refused("childCellType: GPU, childCellNumber: 2", "childCellNumber: 2", &format!("{types}.PAIR.childCellType"), "empty", "name the type");
-    refused("childCellType: GPU, childCellNumber: 2", "childCellType: GPU, childCellNumber: 9000000000", "physicalCluster.physicalCells[0].cellType", "more than 2097152 cells", "lower");
+    refused(
+        "childCellType: GPU, childCellNumber: 2",
+        "childCellType: RACK, childCellNumber: 2",
+        &format!("{types}.NODE.childCellType"),
+        "contains itself",
+        "leaf type",
+    );
+    refused(
+        "childCellType: GPU, childCellNumber: 2",
+        "childCellType: GPU, childCellNumber: 0",
+        &format!("{types}.PAIR.childCellNumber"),
+        "it is 0",
+        "at least 1",
+    );
+    refused(
+        "childCellType: GPU, childCellNumber: 2",
+        "childCellType: GPU, childCellNumber: -1",
+        &format!("{types}.PAIR.childCellNumber"),
+        "it is -1",
+        "at least 1",
+    );
+    refused(
+        "childCellType: GPU, childCellNumber: 2",
+        "childCellNumber: 2",
+        &format!("{types}.PAIR.childCellType"),
+        "empty",
+        "name the type",
+    );
+    refused(
+        "childCellType: GPU, childCellNumber: 2",
+        "childCellType: GPU, childCellNumber: 9000000000",
+        "physicalCluster.physicalCells[0].cellType",
+        "more than 2097152 cells",
+        "lower",
+    );
 }
 
 #[test]
 fn children_are_all_listed_or_none() {
     let path = "physicalCluster.physicalCells[1].cellChildren";
-    refused("{cellAddress: n2}, {cellAddress: n3}", "{cellAddress: n2}", path, "has 1 children", "list all");
-    refused("{cellAddress: n3}", "{cellAddress: n3}, {cellAddress: n4}", path, "has 3 children", "list all");
-    refused("{cellAddress: n3}", "{cellAddress: n3, cellType: RACK}", &format!("{path}[1].cellType"), "its parent's children are \"NODE\"", "leave it out");
+    refused(
+        "{cellAddress: n2}, {cellAddress: n3}",
+        "{cellAddress: n2}",
+        path,
+        "has 1 children",
+        "list all",
+    );
+    refused(
+        "{cellAddress: n3}",
+        "{cellAddress: n3}, {cellAddress: n4}",
+        path,
+        "has 3 children",
+        "list all",
+    );
+    refused(
+        "{cellAddress: n3}",
+        "{cellAddress: n3, cellType: RACK}",
+        &format!("{path}[1].cellType"),
+        "its parent's children are \"NODE\"",
+        "leave it out",
+    );
 }
 
 #[test]
 fn addresses_are_segments_and_devices_are_numbers() {
     let at = "physicalCluster.physicalCells[1].cellChildren[1]";
-    refused("{cellAddress: n3}", "{cellAddress: n/3}", &format!("{at}.cellAddress"), "slash", "own segment");
+    refused(
+        "{cellAddress: n3}",
+        "{cellAddress: n/3}",
+        &format!("{at}.cellAddress"),
+        "slash",
+        "own segment",
+    );
     let with = |device: &str| {
-        format!("{{cellAddress: n3, cellChildren: [{{cellChildren: [{{cellAddress: {device}}}, {{cellAddress: 7}}]}}, {{}}]}}")
+        format!(
+            "{{cellAddress: n3, cellChildren: [{{cellChildren: [{{cellAddress: {device}}}, {{cellAddress: 7}}]}}, {{}}]}}"
+        )
     };
     let leaf = format!("{at}.cellChildren[0].cellChildren[0].cellAddress");
     refused("{cellAddress: n3}", &with("gpu0"), &leaf, "not a device number", "0 or more");
@@ -147,13 +234,49 @@ fn addresses_are_segments_and_devices_are_numbers() {
 fn virtual_cells_follow_a_chain() {
     let path = "virtualClusters.A.virtualCells[0].cellType";
     let of = "cellType: RACK, cellNumber";
-    refused(of, "cellType: X, cellNumber", path, "\"X\" is not in physicalCluster.cellTypes", "top cell");
-    refused(of, "cellType: NODE, cellNumber", path, "no physical cell has the type \"NODE\"", "top cell");
-    refused(of, "cellType: RACK.X, cellNumber", path, "\"X\" does not follow \"RACK\"", "each level");
+    refused(
+        of,
+        "cellType: X, cellNumber",
+        path,
+        "\"X\" is not in physicalCluster.cellTypes",
+        "top cell",
+    );
+    refused(
+        of,
+        "cellType: NODE, cellNumber",
+        path,
+        "no physical cell has the type \"NODE\"",
+        "top cell",
+    );
+    refused(
+        of,
+        "cellType: RACK.X, cellNumber",
+        path,
+        "\"X\" does not follow \"RACK\"",
+        "each level",
+    );
     refused(of, "cellType: RACK.GPU, cellNumber", path, "does not follow", "each level");
-    refused(of, "cellType: RACK.NODE.PAIR.GPU.GPU, cellNumber", path, "does not follow", "each level");
-    refused("cellNumber: 1", "cellNumber: -1", "virtualClusters.A.virtualCells[0].cellNumber", "it is -1", "0 or more");
-    refused("cellNumber: 1", "cellNumber: 900000000", "virtualClusters.A.virtualCells[0].cellNumber", "more than 2097152", "lower");
+    refused(
+        of,
+        "cellType: RACK.NODE.PAIR.GPU.GPU, cellNumber",
+        path,
+        "does not follow",
+        "each level",
+    );
+    refused(
+        "cellNumber: 1",
+        "cellNumber: -1",
+        "virtualClusters.A.virtualCells[0].cellNumber",
+        "it is -1",
+        "0 or more",
+    );
+    refused(
+        "cellNumber: 1",
+        "cellNumber: 900000000",
+        "virtualClusters.A.virtualCells[0].cellNumber",
+        "more than 2097152",
+        "lower",
+    );
     refused("  A: {", "  A/B: {", "virtualClusters.A/B", "slash", "rename");
 }
 
@@ -161,18 +284,54 @@ fn virtual_cells_follow_a_chain() {
 #[test]
 fn quotas_fit_together() {
     let path = "virtualClusters.A.virtualCells[0].cellNumber";
-    refused("cellNumber: 1", "cellNumber: 2", path, "need 2 cells of type \"RACK\" (chain \"RACK\", level 3), 1 can", "lower the number");
+    refused(
+        "cellNumber: 1",
+        "cellNumber: 2",
+        path,
+        "need 2 cells of type \"RACK\" (chain \"RACK\", level 3), 1 can",
+        "lower the number",
+    );
     let nodes = "cellType: RACK, cellNumber: 1}, {cellType: RACK.NODE, cellNumber";
     assert!(model(&SMALL.replace("cellType: RACK, cellNumber: 1", &format!("{nodes}: 1"))).is_ok());
-    refused("cellType: RACK, cellNumber: 1", &format!("{nodes}: 2"), "virtualClusters.A.virtualCells[1].cellNumber", "need 2 cells of type \"NODE\"", "add physical cells");
+    refused(
+        "cellType: RACK, cellNumber: 1",
+        &format!("{nodes}: 2"),
+        "virtualClusters.A.virtualCells[1].cellNumber",
+        "need 2 cells of type \"NODE\"",
+        "add physical cells",
+    );
 }
 
 #[test]
 fn pinned_cells_are_one_to_one() {
-    refused("pinnedCells: [{pinnedCellId: p}]", "pinnedCells: [{pinnedCellId: q}]", "virtualClusters.B.pinnedCells[0].pinnedCellId", "no physical cell is pinned as \"q\"", "pinnedCellId");
-    refused("  B: {", "  C: {pinnedCells: [{pinnedCellId: p}]}\n  B: {", "virtualClusters.C.pinnedCells[0].pinnedCellId", "virtual cluster \"B\" already has", "once");
-    refused("{cellAddress: n2}", "{cellAddress: n2, pinnedCellId: p}", "physicalCluster.physicalCells[1].cellChildren[0].pinnedCellId", "is pinned as \"p\", too", "of its own");
-    refused("{cellType: RACK, cellChildren: [{cellAddress: n0}", "{cellType: RACK, pinnedCellId: r, cellChildren: [{cellAddress: n0}", "physicalCluster.physicalCells[0].cellChildren[1].pinnedCellId", "part of pinned cell \"r\"", "one of the two");
+    refused(
+        "pinnedCells: [{pinnedCellId: p}]",
+        "pinnedCells: [{pinnedCellId: q}]",
+        "virtualClusters.B.pinnedCells[0].pinnedCellId",
+        "no physical cell is pinned as \"q\"",
+        "pinnedCellId",
+    );
+    refused(
+        "  B: {",
+        "  C: {pinnedCells: [{pinnedCellId: p}]}\n  B: {",
+        "virtualClusters.C.pinnedCells[0].pinnedCellId",
+        "virtual cluster \"B\" already has",
+        "once",
+    );
+    refused(
+        "{cellAddress: n2}",
+        "{cellAddress: n2, pinnedCellId: p}",
+        "physicalCluster.physicalCells[1].cellChildren[0].pinnedCellId",
+        "is pinned as \"p\", too",
+        "of its own",
+    );
+    refused(
+        "{cellType: RACK, cellChildren: [{cellAddress: n0}",
+        "{cellType: RACK, pinnedCellId: r, cellChildren: [{cellAddress: n0}",
+        "physicalCluster.physicalCells[0].cellChildren[1].pinnedCellId",
+        "part of pinned cell \"r\"",
+        "one of the two",
+    );
 }
 
 #[test]

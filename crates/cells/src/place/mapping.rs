@@ -228,7 +228,8 @@ impl Mapper<'_> {
         }
         let mut picked = vec![false; candidates.len()];
         let greedy = cells.iter().all(|&cell| {
-            let found = (0..candidates.len()).find(|&n| !picked[n] && self.host(cell, candidates[n]));
+            let found =
+                (0..candidates.len()).find(|&n| !picked[n] && self.host(cell, candidates[n]));
             found.inspect(|&n| picked[n] = true).is_some()
         });
         if greedy {
@@ -236,7 +237,9 @@ impl Mapper<'_> {
         }
         let hosts: Vec<Vec<usize>> = cells
             .iter()
-            .map(|&cell| (0..candidates.len()).filter(|&n| self.host(cell, candidates[n])).collect())
+            .map(|&cell| {
+                (0..candidates.len()).filter(|&n| self.host(cell, candidates[n])).collect()
+            })
             .collect();
         let Some(matched) = matching(&hosts, candidates.len()) else { return false };
         cells.iter().zip(matched).all(|(&cell, n)| self.host(cell, candidates[n]))

@@ -56,7 +56,8 @@ pub(crate) fn place(
         return Ok(search.placed);
     }
     search.clear();
-    if root.size() <= MAX_DEPTH && search.solve(Agenda::Group { group: &root, within: None, rest: None })
+    if root.size() <= MAX_DEPTH
+        && search.solve(Agenda::Group { group: &root, within: None, rest: None })
     {
         return Ok(search.placed);
     }
@@ -97,7 +98,11 @@ impl Resolved {
 /// What is still to be placed, for the search with backtracking.
 #[derive(Clone, Copy)]
 enum Agenda<'a> {
-    Group { group: &'a Resolved, within: Option<CellIx>, rest: Option<&'a Agenda<'a>> },
+    Group {
+        group: &'a Resolved,
+        within: Option<CellIx>,
+        rest: Option<&'a Agenda<'a>>,
+    },
     Pods {
         member: usize,
         left: usize,
@@ -181,8 +186,9 @@ impl<'a> Search<'a> {
             level <= chain.node_level
         };
         views.sort_by_key(|(level, view)| (view.usable, *level, Reverse(view.same), view.higher));
-        if let Some((_, bad)) =
-            views.iter().find(|(level, view)| at_most_one_node(*level) && view.usable != Usable::Yes)
+        if let Some((_, bad)) = views
+            .iter()
+            .find(|(level, view)| at_most_one_node(*level) && view.usable != Usable::Yes)
         {
             self.unusable = Some(bad.cell);
         }
@@ -344,8 +350,7 @@ impl<'a> Search<'a> {
         rest: Option<&Agenda<'_>>,
     ) -> bool {
         if let Some(last) = count.checked_sub(1) {
-            let child =
-                Agenda::Group { group: &group.children[last], within: container, rest };
+            let child = Agenda::Group { group: &group.children[last], within: container, rest };
             return self.solve_children(group, container, last, Some(&child));
         }
         match group.member {

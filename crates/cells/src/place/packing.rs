@@ -86,7 +86,8 @@ pub(crate) fn exact(free: &[u32], sizes: &[u32]) -> Exact {
     for &room in free {
         nodes_with[room as usize] += 1;
     }
-    let mut search = Search { sizes: &sorted, nodes_with, picks: Vec::new(), failed: BTreeSet::new(), steps: 0 };
+    let mut search =
+        Search { sizes: &sorted, nodes_with, picks: Vec::new(), failed: BTreeSet::new(), steps: 0 };
     match search.run() {
         Some(true) => {}
         Some(false) => return Exact::Impossible,

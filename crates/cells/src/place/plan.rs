@@ -8,7 +8,9 @@ use super::packing::{self, Unpacked};
 use super::view::{Side, Suggested};
 use super::{leaves, mapping, nested};
 use crate::group::{GroupIx, GroupKey, PodPlacementInfo};
-use crate::model::{CellIx, CellPriority, LEAF_LEVEL, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY};
+use crate::model::{
+    CellIx, CellPriority, LEAF_LEVEL, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY,
+};
 use crate::request::GroupRequest;
 use crate::state::State;
 
@@ -37,6 +39,10 @@ pub(crate) struct Found {
 
 /// Cells of each pod: virtual leaves, or physical leaves for an opportunistic group. With the pod's member.
 type Pods = Vec<(usize, Vec<CellIx>)>;
+
+/// Most nodes of a virtual cluster's chain for which more is tried when the first mapping fails. Each further try takes
+/// time that grows with the square of the nodes.
+const MAX_NODES_TO_RETRY: usize = 128;
 
 /// The first chain that has room for all of a group.
 pub(crate) fn plan(
@@ -97,7 +103,10 @@ fn guaranteed(
         placed = place(side, nodes, request, request.priority);
     }
     let pods = placed.map_err(|why| format!("{why} when scheduling in VC {vc}"))?;
-    map(state, &pods, request, suggested, chain).or_else(|| avoiding_bad(state, nodes, request, suggested, chain)).ok_or_else(|| {
+    let retry = nodes.len() <= MAX_NODES_TO_RETRY;
+    let mapped = map(state, &pods, request, suggested, chain, retry);
+    let other = || avoiding_bad(state, nodes, request, suggested, chain);
+    mapped.or_else(|| if retry { other() } else { None }).ok_or_else(|| {
         let kind = if suggested.is_some() { "bad or non-suggested" } else { "bad" };
         let cells: Vec<&str> =
             pods.iter().flat_map(|(_, pod)| pod).map(|&leaf| state.model.virtuals.address(leaf)).collect();
@@ -142,7 +151,7 @@ fn avoiding_bad(
     }
     [OPPORTUNISTIC_PRIORITY, request.priority].into_iter().find_map(|priority| {
         let pods = place(side, &mappable, request, priority).ok()?;
-        map(state, &pods, request, suggested, chain)
+        map(state, &pods, request, suggested, chain, true)
     })
 }
 
@@ -153,8 +162,10 @@ fn map(
     request: &GroupRequest,
     suggested: Suggested<'_>,
     chain: &str,
+    retry: bool,
 ) -> Option<Found> {
-    let virtual_leaves: Vec<CellIx> = pods.iter().flat_map(|(_, pod)| pod.iter().copied()).collect();
+    let virtual_leaves: Vec<CellIx> =
+        pods.iter().flat_map(|(_, pod)| pod.iter().copied()).collect();
     let lazy = lazily_preempted(state, &virtual_leaves);
     let downgraded;
     let mapped_in = if lazy.is_empty() {
@@ -169,8 +180,9 @@ fn map(
         downgraded = copy;
         &downgraded
     };
-    let physical = mapping::map(mapped_in, &virtual_leaves, suggested, false)
-        .or_else(|| mapping::map(mapped_in, &virtual_leaves, suggested, true))?;
+    let physical = mapping::map(mapped_in, &virtual_leaves, suggested, false).or_else(|| {
+        retry.then(|| mapping::map(mapped_in, &virtual_leaves, suggested, true)).flatten()
+    })?;
     // A leaf that was bound already may be on a node that is bad, or not suggested.
     let side = Side { state: mapped_in, physical: true, suggested };
     if physical.iter().any(|&leaf| side.usable(leaf) != super::view::Usable::Yes) {
@@ -227,10 +239,11 @@ fn place_of(
     virtual_leaves: Vec<CellIx>,
 ) -> PodPlacementInfo {
     let model = &state.model;
-    let node = leaves.first().map_or("", |&leaf| {
-        model.node_names[model.physical.get(leaf).node as usize].as_str()
-    });
-    let devices = leaves.iter().map(|&leaf| model.device_numbers[state.leaf_number(leaf)]).collect();
+    let node = leaves
+        .first()
+        .map_or("", |&leaf| model.node_names[model.physical.get(leaf).node as usize].as_str());
+    let devices =
+        leaves.iter().map(|&leaf| model.device_numbers[state.leaf_number(leaf)]).collect();
     PodPlacementInfo { member, node: node.to_owned(), devices, pod: None, leaves, virtual_leaves }
 }
 

@@ -14,7 +14,10 @@ fn node(fan_outs: &[u32]) -> CellModel {
     let mut types = String::new();
     for (n, fan_out) in fan_outs.iter().enumerate() {
         let node = n + 1 == fan_outs.len();
-        types += &format!("    L{}: {{childCellType: L{n}, childCellNumber: {fan_out}, isNodeLevel: {node}}}\n", n + 1);
+        types += &format!(
+            "    L{}: {{childCellType: L{n}, childCellNumber: {fan_out}, isNodeLevel: {node}}}\n",
+            n + 1
+        );
     }
     let text = format!(
         "physicalCluster:\n  cellTypes:\n{types}  physicalCells: [{{cellType: L{}}}]\n",
@@ -26,7 +29,8 @@ fn node(fan_outs: &[u32]) -> CellModel {
 fn common(arena: &Arena, cells: &[CellIx]) -> usize {
     (1..)
         .find(|&level| {
-            let above: BTreeSet<_> = cells.iter().map(|&cell| arena.ancestor(cell, level)).collect();
+            let above: BTreeSet<_> =
+                cells.iter().map(|&cell| arena.ancestor(cell, level)).collect();
             above.len() == 1
         })
         .expect("the root is common")

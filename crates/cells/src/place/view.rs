@@ -72,7 +72,9 @@ impl<'a> Side<'a> {
             return Usable::Bad;
         }
         match self.suggested {
-            Some(nodes) if !self.state.nodes_of(physical).iter().any(|&node| nodes.contains(node)) => {
+            Some(nodes)
+                if !self.state.nodes_of(physical).iter().any(|&node| nodes.contains(node)) =>
+            {
                 Usable::NotSuggested
             }
             _ => Usable::Yes,

@@ -1,9 +1,9 @@
 //! What a group asks for: the two schemas of HiveD's annotation, and the form in which the algorithm reads them.
 
-mod v1;
-mod v2;
 #[cfg(test)]
 mod tests;
+mod v1;
+mod v2;
 
 use serde::{Deserialize, Serialize};
 

@@ -37,19 +37,32 @@ fn v1_members_are_merged_in_ascending_order() {
 
 #[test]
 fn v1_refusals() {
-    refused("", "Pod annotation hivedscheduler.microsoft.com/pod-scheduling-spec: Annotation does not exist or is empty");
+    refused(
+        "",
+        "Pod annotation hivedscheduler.microsoft.com/pod-scheduling-spec: Annotation does not exist or is empty",
+    );
     refused("{priority: high}", "Failed to unmarshal YAML");
     refused("{leafCellNumber: 1}", "VirtualCluster is empty");
     refused("{virtualCluster: A, priority: -2}", "Priority is less than -1");
     refused("{virtualCluster: A, priority: 1001}", "Priority is greater than 1000");
     refused("{virtualCluster: A}", "LeafCellNumber is non-positive");
-    let group = |group: &str| format!("{{virtualCluster: A, leafCellNumber: 1, affinityGroup: {group}}}");
-    refused(&group("{members: [{podNumber: 1, leafCellNumber: 1}]}"), "AffinityGroup.Name is empty");
+    let group =
+        |group: &str| format!("{{virtualCluster: A, leafCellNumber: 1, affinityGroup: {group}}}");
+    refused(
+        &group("{members: [{podNumber: 1, leafCellNumber: 1}]}"),
+        "AffinityGroup.Name is empty",
+    );
     refused(&group("{name: g, members: [{leafCellNumber: 1}]}"), "non-positive PodNumber");
     refused(&group("{name: g, members: [{podNumber: 1}]}"), "non-positive LeafCellNumber");
     refused(&group("{name: g}"), "AffinityGroup.Members does not contains current Pod");
-    refused(&group("{name: g, members: [{podNumber: 1, leafCellNumber: 2}]}"), "does not contains current Pod");
-    refused(&group("{name: g, members: [{podNumber: 9000000000, leafCellNumber: 1}]}"), "is greater than 100000");
+    refused(
+        &group("{name: g, members: [{podNumber: 1, leafCellNumber: 2}]}"),
+        "does not contains current Pod",
+    );
+    refused(
+        &group("{name: g, members: [{podNumber: 9000000000, leafCellNumber: 1}]}"),
+        "is greater than 100000",
+    );
     refused("{version: v3, virtualCluster: A}", "Unknown Version v3");
 }
 
@@ -75,26 +88,46 @@ podRootGroup:
     assert_eq!(nested.within_one_cell.as_deref(), Some("RACK"));
     assert_eq!(nested.children[0].within_one_cell.as_deref(), Some("NODE"));
     assert_eq!(nested.children[1].member, Some(1));
-    let alone = parse("{version: v2, virtualCluster: A, cellType: NODE, cellNumber: 1}").expect("it is legal");
+    let alone = parse("{version: v2, virtualCluster: A, cellType: NODE, cellNumber: 1}")
+        .expect("it is legal");
     assert_eq!(alone.group.key.name, "ns/pod");
     assert_eq!(alone.group.members[0].cell_type.as_deref(), Some("NODE"));
 }
 
 #[test]
 fn v2_refusals() {
-    let v2 = |rest: &str| format!("{{version: v2, virtualCluster: A, cellNumber: 1, podRootGroup: {rest}}}");
+    let v2 = |rest: &str| {
+        format!("{{version: v2, virtualCluster: A, cellNumber: 1, podRootGroup: {rest}}}")
+    };
     let pod = |min, max, number, current| {
-        format!("{{podMinNumber: {min}, podMaxNumber: {max}, cellsPerPod: {{cellNumber: {number}}}, containsCurrentPod: {current}}}")
+        format!(
+            "{{podMinNumber: {min}, podMaxNumber: {max}, cellsPerPod: {{cellNumber: {number}}}, containsCurrentPod: {current}}}"
+        )
     };
     refused("{version: v2, virtualCluster: A}", "CellNumber is non-positive");
     refused(&v2("{}"), "PodRootGroup.Name is empty");
     refused(&v2(&format!("{{name: g, pod: {}}}", pod(0, 1, 1, true))), "non-positive PodMinNumber");
     refused(&v2(&format!("{{name: g, pod: {}}}", pod(1, 0, 1, true))), "non-positive PodMaxNumber");
-    refused(&v2(&format!("{{name: g, pod: {}}}", pod(1, 1, 0, true))), "non-positive CellsPerPod.CellNumber");
-    refused(&v2(&format!("{{name: g, pod: {}}}", pod(1, 2, 1, true))), "PodMaxNumber other than PodMinNumber");
-    refused(&v2(&format!("{{name: g, pod: {}}}", pod(1, 1, 1, false))), "does not contain current Pod");
-    refused(&v2(&format!("{{name: g, pod: {0}, childGroups: [{{pod: {0}}}]}}", pod(1, 1, 1, true))), "multiple ContainsCurrentPod");
-    refused(&v2(&format!("{{name: g, pods: [{}]}}", pod(1, 1, 1, true))), "Do not support PodGroup.Pods field");
+    refused(
+        &v2(&format!("{{name: g, pod: {}}}", pod(1, 1, 0, true))),
+        "non-positive CellsPerPod.CellNumber",
+    );
+    refused(
+        &v2(&format!("{{name: g, pod: {}}}", pod(1, 2, 1, true))),
+        "PodMaxNumber other than PodMinNumber",
+    );
+    refused(
+        &v2(&format!("{{name: g, pod: {}}}", pod(1, 1, 1, false))),
+        "does not contain current Pod",
+    );
+    refused(
+        &v2(&format!("{{name: g, pod: {0}, childGroups: [{{pod: {0}}}]}}", pod(1, 1, 1, true))),
+        "multiple ContainsCurrentPod",
+    );
+    refused(
+        &v2(&format!("{{name: g, pods: [{}]}}", pod(1, 1, 1, true))),
+        "Do not support PodGroup.Pods field",
+    );
 }
 
 #[test]
@@ -108,12 +141,27 @@ fn requests_are_checked_against_the_configuration() {
         assert_eq!(check(text), Err(format!("[uid(ns/pod)]: {message}")));
     };
     refused("virtualCluster: X", "VC X does not exists!");
-    refused("virtualCluster: VC2, pinnedCellId: VC1-YQW-CT1", "VC VC2 does not have pinned cell VC1-YQW-CT1");
-    refused("virtualCluster: VC1, pinnedCellId: VC1-YQW-CT1, priority: -1", "opportunistic pod not supported to use pinned cell VC1-YQW-CT1");
-    refused("virtualCluster: VC1, leafCellType: X", "Pod requesting leaf cell type X which the whole cluster does not have");
-    refused("virtualCluster: VC2, leafCellType: DGX2-V100", "Pod requesting leaf cell type DGX2-V100 which VC VC2 does not have");
+    refused(
+        "virtualCluster: VC2, pinnedCellId: VC1-YQW-CT1",
+        "VC VC2 does not have pinned cell VC1-YQW-CT1",
+    );
+    refused(
+        "virtualCluster: VC1, pinnedCellId: VC1-YQW-CT1, priority: -1",
+        "opportunistic pod not supported to use pinned cell VC1-YQW-CT1",
+    );
+    refused(
+        "virtualCluster: VC1, leafCellType: X",
+        "Pod requesting leaf cell type X which the whole cluster does not have",
+    );
+    refused(
+        "virtualCluster: VC2, leafCellType: DGX2-V100",
+        "Pod requesting leaf cell type DGX2-V100 which VC VC2 does not have",
+    );
     // Stricter than the reference, which ignores the type beside a pinned cell.
-    refused("virtualCluster: VC1, pinnedCellId: VC1-YQW-CT1, leafCellType: X", "Pod requesting leaf cell type X which pinned cell VC1-YQW-CT1 does not have");
+    refused(
+        "virtualCluster: VC1, pinnedCellId: VC1-YQW-CT1, leafCellType: X",
+        "Pod requesting leaf cell type X which pinned cell VC1-YQW-CT1 does not have",
+    );
     assert_eq!(check("virtualCluster: VC2, leafCellType: DGX2-V100, priority: -1"), Ok(()));
     assert_eq!(check("virtualCluster: VC1, pinnedCellId: VC1-YQW-CT1, leafCellType: CT1"), Ok(()));
 }

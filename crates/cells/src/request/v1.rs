@@ -113,7 +113,9 @@ impl PodSchedulingSpec {
             *of = of.saturating_add(member.pod_number);
         }
         let Some(member) = pods.keys().position(|&cells| cells == own) else {
-            return Err(BadRequest::annotation("AffinityGroup.Members does not contains current Pod"));
+            return Err(BadRequest::annotation(
+                "AffinityGroup.Members does not contains current Pod",
+            ));
         };
         let total = pods.values().fold(0i64, |sum, &pods| sum.saturating_add(pods));
         count(total, "AffinityGroup.Members: PodNumber")?;

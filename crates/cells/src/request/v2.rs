@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadRequest, GroupRequest, Members, NestedGroup, PodRequest, check_priority, count, some};
+use super::{
+    BadRequest, GroupRequest, Members, NestedGroup, PodRequest, check_priority, count, some,
+};
 use crate::config::{or_default, text_or_number};
 use crate::group::GroupKey;
 

@@ -31,8 +31,7 @@ impl State {
     fn derive_doomed(&mut self) {
         let model = Arc::clone(&self.model);
         for chain in 0..model.chains.len() as u16 {
-            let any_bad =
-                model.chains[chain as usize].tops.iter().any(|&cell| !self.healthy(cell));
+            let any_bad = model.chains[chain as usize].tops.iter().any(|&cell| !self.healthy(cell));
             if any_bad && self.needed[chain as usize].iter().any(|&needed| needed > 0) {
                 self.doom_chain(&model, chain);
             }

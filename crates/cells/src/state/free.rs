@@ -55,7 +55,9 @@ impl FreeCells {
         loop {
             let level = model.physical.level(at);
             let parent = model.physical.parent(at).filter(|&parent| {
-                model.children(&model.physical, parent).all(|c| c == at || lists[level].contains(&c))
+                model
+                    .children(&model.physical, parent)
+                    .all(|c| c == at || lists[level].contains(&c))
             });
             let Some(parent) = parent else {
                 lists[level].insert(at);

@@ -13,9 +13,7 @@ use std::sync::Arc;
 use self::counts::Counts;
 use self::free::FreeCells;
 use crate::group::{AffinityGroup, GroupIx, GroupKey};
-use crate::model::{
-    CellIx, CellLevel, CellModel, CellPriority, LEAF_LEVEL, NONE, OPPORTUNISTIC_PRIORITY,
-};
+use crate::model::{CellIx, CellLevel, CellModel, CellPriority, NONE, OPPORTUNISTIC_PRIORITY};
 
 #[derive(Debug, Clone)]
 pub(crate) struct State {
@@ -185,7 +183,11 @@ impl State {
         loop {
             let bound = self.v2p[v as usize];
             if bound != NONE {
-                return if bound == p { Ok(()) } else { Err("the virtual cell is bound elsewhere") };
+                return if bound == p {
+                    Ok(())
+                } else {
+                    Err("the virtual cell is bound elsewhere")
+                };
             }
             if self.p2v[p as usize] != NONE {
                 return Err("the physical cell is bound elsewhere");
@@ -436,10 +438,6 @@ impl State {
             .filter(|&c| model.physical.level(c) == level)
             .map(|c| model.node_names[model.physical.get(c).node as usize].as_str())
             .collect()
-    }
-
-    pub fn is_leaf(&self, cell: CellIx) -> bool {
-        self.model.physical.level(cell) == LEAF_LEVEL
     }
 
     pub fn level(&self, cell: CellIx) -> CellLevel {

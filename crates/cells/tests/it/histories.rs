@@ -12,7 +12,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rcfarm_cells::request::{Members, NestedGroup};
 use rcfarm_cells::{
-    CellConfig, CellDecision, CellEvent, CellHealthiness, CellScheduler, GroupKey, GroupRequest, PodRequest,
+    CellConfig, CellDecision, CellEvent, CellHealthiness, CellScheduler, GroupKey, GroupRequest,
+    PodRequest,
 };
 
 use crate::vectors_m::MINI;
@@ -116,7 +117,9 @@ fn histories_keep_the_invariants() {
     }
     println!("{steps:#?} {events:#?}");
     if number("HISTORY").is_none() {
-        for event in ["allocated", "reserved", "cancelled", "downgraded", "restored", "deleted", "doomed"] {
+        for event in
+            ["allocated", "reserved", "cancelled", "downgraded", "restored", "deleted", "doomed"]
+        {
             assert!(events.contains_key(event), "no history had {event}");
         }
     }
@@ -151,7 +154,10 @@ impl History {
         let name = format!("g{}", rng.random_range(0..12));
         let key = GroupKey::new(vc, name);
         if let Some(known) = self.requests.get(&key) {
-            let full = self.cells.group(&key).is_some_and(|group| group.pods.iter().all(|pod| pod.pod.is_some()));
+            let full = self
+                .cells
+                .group(&key)
+                .is_some_and(|group| group.pods.iter().all(|pod| pod.pod.is_some()));
             if !full || rng.random_ratio(1, 10) {
                 return known.clone();
             }
@@ -170,7 +176,8 @@ impl History {
             .map(|&cells| Members { pods: rng.random_range(1..=2), cells, cell_type: None })
             .collect();
         let nested = rng.random_ratio(1, 4);
-        let other = if self.cells.model().chains().any(|chain| chain == "OTHER") { "CPU" } else { "GPU" };
+        let other =
+            if self.cells.model().chains().any(|chain| chain == "OTHER") { "CPU" } else { "GPU" };
         let mut request = GroupRequest {
             key,
             priority,
@@ -209,7 +216,9 @@ impl History {
         match decision {
             Err(_) => "refused",
             Ok(CellDecision::Wait(wait)) => {
-                assert!(wait.reasons.iter().all(|of| !of.reason.is_empty()) && !wait.reasons.is_empty());
+                assert!(
+                    wait.reasons.iter().all(|of| !of.reason.is_empty()) && !wait.reasons.is_empty()
+                );
                 self.check_guarantee(group);
                 if let Some(reason) = &wait.cancel {
                     let events = self.cells.cancel(key, reason);
@@ -224,8 +233,10 @@ impl History {
                 if !existed {
                     self.check_nodes(group, nodes, &suggested);
                 }
-                let events =
-                    self.cells.commit(&plan, &pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+                let events = self
+                    .cells
+                    .commit(&plan, &pod, Timestamp::UNIX_EPOCH)
+                    .expect("nothing has changed");
                 self.count(&events);
                 self.requests.insert(key.clone(), group.clone());
                 "bound"
@@ -244,8 +255,10 @@ impl History {
                 if self.rng.random_ratio(1, 4) {
                     return "would preempt";
                 }
-                let events =
-                    self.cells.commit(&plan, &pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+                let events = self
+                    .cells
+                    .commit(&plan, &pod, Timestamp::UNIX_EPOCH)
+                    .expect("nothing has changed");
                 self.count(&events);
                 self.requests.insert(key.clone(), group.clone());
                 "preempts"
@@ -280,8 +293,11 @@ impl History {
     fn end_pod(&mut self) -> &'static str {
         let Some(key) = self.any_group() else { return "nothing" };
         let group = self.cells.group(&key).expect("it exists");
-        let pods: Vec<String> =
-            group.allocated_pods().map(str::to_owned).chain(group.preempting_pods.clone()).collect();
+        let pods: Vec<String> = group
+            .allocated_pods()
+            .map(str::to_owned)
+            .chain(group.preempting_pods.clone())
+            .collect();
         let Some(pod) = pods.choose(&mut self.rng).cloned() else { return "nothing" };
         let events = self.cells.pod_gone(&key, &pod);
         self.count(&events);
@@ -322,7 +338,11 @@ impl History {
     fn flap(&mut self) -> &'static str {
         let nodes: Vec<String> = self.cells.model().nodes().map(str::to_owned).collect();
         let node = nodes.choose(&mut self.rng).expect("some");
-        let health = if self.rng.random_ratio(1, 2) { CellHealthiness::Bad } else { CellHealthiness::Healthy };
+        let health = if self.rng.random_ratio(1, 2) {
+            CellHealthiness::Bad
+        } else {
+            CellHealthiness::Healthy
+        };
         self.cells.set_node(node, health);
         "node"
     }
@@ -408,7 +428,8 @@ impl History {
         let spec = &self.config.virtual_clusters[vc];
         let mut used: BTreeSet<(String, usize)> = BTreeSet::new();
         for record in self.cells.records() {
-            let holds = record.lazy_preemption.is_none() && record.request.priority >= group.priority;
+            let holds =
+                record.lazy_preemption.is_none() && record.request.priority >= group.priority;
             for pod in record.pods.iter().filter(|_| holds) {
                 let Some(cell) = &pod.cell else { continue };
                 used.extend(list(&pod.leaves).into_iter().map(|leaf| (cell.clone(), leaf)));
@@ -429,7 +450,9 @@ impl History {
             let at = spec.pinned_cells.iter().position(|pin| &pin.pinned_cell_id == id);
             cells.clear();
             // Pinned cells of all configurations here are nodes of four devices.
-            cells.extend(at.map(|at| (format!("{vc}/{}", number + at), String::new(), "NODE".to_owned())));
+            cells.extend(
+                at.map(|at| (format!("{vc}/{}", number + at), String::new(), "NODE".to_owned())),
+            );
         }
         for (address, top, last) in &cells {
             let wanted = match group.cell_type.as_deref() {
@@ -446,7 +469,8 @@ impl History {
                 _ => (1, 1),
             };
             for node in (0..leaves).step_by(per_node).filter(|_| wanted) {
-                let taken = (node..node + per_node).filter(|&leaf| used.contains(&(address.clone(), leaf)));
+                let taken =
+                    (node..node + per_node).filter(|&leaf| used.contains(&(address.clone(), leaf)));
                 let free = per_node - taken.count();
                 chains.entry(top).or_default().push(free as u32);
             }
@@ -467,7 +491,11 @@ fn nest(request: &mut GroupRequest, rng: &mut impl Rng) {
             .map(str::to_owned);
     }
     let children = (0..request.members.len())
-        .map(|member| NestedGroup { within_one_cell: within(rng), member: Some(member), children: vec![] })
+        .map(|member| NestedGroup {
+            within_one_cell: within(rng),
+            member: Some(member),
+            children: vec![],
+        })
         .collect();
     request.nested = Some(NestedGroup { within_one_cell: within(rng), member: None, children });
 }
@@ -476,7 +504,8 @@ fn list(text: &str) -> Vec<usize> {
     let mut numbers = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty() && !part.starts_with('-')) {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to): (usize, usize) = (from.parse().expect("a number"), to.parse().expect("a number"));
+        let (from, to): (usize, usize) =
+            (from.parse().expect("a number"), to.parse().expect("a number"));
         numbers.extend(from..=to);
     }
     numbers

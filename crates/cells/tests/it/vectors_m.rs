@@ -198,7 +198,9 @@ fn m11_cells_are_held_until_the_last_pod_ends() {
     let g = gang("A", "g", 2, 4, 0);
     assert_eq!(world.schedule("a0", &g).node(), "n0");
     assert_eq!(world.schedule("a1", &g).node(), "n1");
-    world.schedule("a2", &g).refused("Requesting more pods than the configured number for 4 leaf cells (2 pods)");
+    world
+        .schedule("a2", &g)
+        .refused("Requesting more pods than the configured number for 4 leaf cells (2 pods)");
     world.delete("a0");
     world.schedule("b", &one("A", "b", 1)).waits("insufficient capacity");
     assert_eq!(world.schedule("a3", &g).node(), "n0");
@@ -299,7 +301,8 @@ virtualClusters:
 
 #[test]
 fn p3_cells_below_a_node_act_as_nodes() {
-    let text = MINI.replace("{cellType: RACK, cellNumber: 1}", "{cellType: RACK.NODE.PAIR, cellNumber: 2}");
+    let text = MINI
+        .replace("{cellType: RACK, cellNumber: 1}", "{cellType: RACK.NODE.PAIR, cellNumber: 2}");
     let mut world = World::yaml(&text);
     world.schedule("x", &one("A", "x", 4)).waits("insufficient capacity");
     assert_eq!(world.schedule("a0", &gang("A", "g", 2, 2, 0)), bind("n0", [0, 1]));
@@ -317,7 +320,9 @@ fn p5_pinned_cells() {
     assert_eq!(world.schedule("a0", &p("a0", 0)).node(), "n0");
     assert_eq!(world.schedule("a1", &one("A", "a1", 4)).node(), "n1");
     world.schedule("a2", &one("A", "a2", 4)).waits("insufficient capacity");
-    world.schedule("o", &p("o", -1)).refused("opportunistic pod not supported to use pinned cell p");
+    world
+        .schedule("o", &p("o", -1))
+        .refused("opportunistic pod not supported to use pinned cell p");
     let b = gang("B", "b", 1, 4, 0).pinned("p");
     world.schedule("b", &b).refused("VC B does not have pinned cell p");
     world.delete("a0");
@@ -329,7 +334,10 @@ fn p5_pinned_cells() {
 fn p8_reservation_keeps_others_off_its_victims() {
     let mut world = mini();
     for n in 0..4 {
-        assert_eq!(world.schedule(&format!("o{n}"), &lent(&format!("o{n}"), 4)).node(), format!("n{n}"));
+        assert_eq!(
+            world.schedule(&format!("o{n}"), &lent(&format!("o{n}"), 4)).node(),
+            format!("n{n}")
+        );
     }
     assert_eq!(world.schedule("a0", &gang("A", "a", 2, 4, 0)), preempt(&["o0", "o1"]));
     world.delete("o0");
@@ -343,7 +351,9 @@ fn p8_reservation_keeps_others_off_its_victims() {
 fn p10_groups_are_scoped_and_uniform() {
     let mut world = mini();
     world.schedule("a0", &gang("A", "g", 2, 1, 0));
-    world.schedule("a1", &spec("A", 0, "GPU", 2, "g", &[(2, 1)])).refused("does not contains current Pod");
+    world
+        .schedule("a1", &spec("A", 0, "GPU", 2, "g", &[(2, 1)]))
+        .refused("does not contains current Pod");
     world.schedule("a1", &gang("A", "g", 1, 1, 0)).refused("differs from that of affinity group g");
     world.schedule("a1", &gang("A", "g", 2, 1, 5)).refused("differs from that of affinity group g");
     assert_eq!(world.schedule("b0", &gang("B", "g", 2, 1, 5)).node(), "n2");

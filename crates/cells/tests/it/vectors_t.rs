@@ -138,9 +138,8 @@ fn t3_backtracking_reverts_lazy_preemption() {
     vc1.virtual_cells[0].cell_number = 0;
     vc1.virtual_cells[3].cell_number = 3;
     let mut world = World::new(&config);
-    let gang = |priority, group, pods| {
-        spec("VC1", priority, V, 16, group, &[(pods, 16)]).lazy().strict()
-    };
+    let gang =
+        |priority, group, pods| spec("VC1", priority, V, 16, group, &[(pods, 16)]).lazy().strict();
     let pod39 = world.schedule_on("pod39", &gang(1, "group27", 2), &["0.0.3.2", "0.0.3.3"]);
     assert_eq!(pod39, bind("0.0.3.2", 0..16));
     let pod40 = world.schedule_on("pod40", &gang(1, "group28", 1), &["0.0.4.3"]);
@@ -238,7 +237,12 @@ fn t8_invalid_initial_assignment() {
     vc1.virtual_cells[1].cell_type = "CT1-NODE.CT1".to_owned();
     vc1.virtual_cells[1].cell_number = 2;
     let errors = config.validate().expect_err("it asks for too much");
-    assert!(errors[0].problem.contains("need 2 cells of type \"CT1\" (chain \"CT1-NODE\", level 1), 1 can be had"), "{errors:?}");
+    assert!(
+        errors[0]
+            .problem
+            .contains("need 2 cells of type \"CT1\" (chain \"CT1-NODE\", level 1), 1 can be had"),
+        "{errors:?}"
+    );
 }
 
 /// The reference's example requests of the design cluster.

@@ -221,7 +221,10 @@ fn g3c2_cascade_of_nodes() {
     let mut cases = four_nodes_per_rack();
     assert_eq!(cases.first("VC1", 1, &pods(11, 1, "V100", "V100-RACK")), node(1, [0]));
     let found = cases.all("VC1", 1, &cascade("V100-NODE"));
-    assert_eq!((&found[0], &found[3], &found[6]), (&node(3, [0, 1]), &node(4, [0, 1]), &node(2, [4, 5])));
+    assert_eq!(
+        (&found[0], &found[3], &found[6]),
+        (&node(3, [0, 1]), &node(4, [0, 1]), &node(2, [4, 5]))
+    );
 }
 
 #[test]

@@ -74,7 +74,10 @@ pub fn spec(
         leaf_cell_type: leaf_type.to_owned(),
         leaf_cell_number: leaves,
         ignore_k8s_suggested_nodes: true,
-        affinity_group: Some(AffinityGroupSpec { name: group.to_owned(), members: members.collect() }),
+        affinity_group: Some(AffinityGroupSpec {
+            name: group.to_owned(),
+            members: members.collect(),
+        }),
         ..PodSchedulingSpec::default()
     })
 }
