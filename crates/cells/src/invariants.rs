@@ -34,9 +34,13 @@ impl CellScheduler {
             ("needed cells", a.needed == b.needed && a.vc_needed == b.vc_needed),
             ("health", a.bad == b.bad),
             ("doomed cells", a.doomed == b.doomed),
-            ("records", self.records() == other.records()),
         ];
-        parts.iter().find(|(_, same)| !same).map(|(what, _)| (*what).to_owned())
+        if let Some((what, _)) = parts.iter().find(|(_, same)| !same) {
+            return Some((*what).to_owned());
+        }
+        let (a, b) = (self.records(), other.records());
+        let differ = a.iter().zip(&b).find(|(a, b)| a != b);
+        differ.map(|(a, b)| format!("records: {a:?}, {b:?}"))
     }
 
     /// Everything that is wrong, each with the number of its invariant. It walks over all cells: for tests.

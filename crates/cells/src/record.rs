@@ -143,7 +143,6 @@ impl CellScheduler {
             let (of_a, of_b) = (&a.request, &b.request);
             of_b.priority.cmp(&of_a.priority).then_with(|| of_a.key.cmp(&of_b.key))
         });
-        let known: BTreeSet<GroupKey> = records.iter().map(|of| of.request.key.clone()).collect();
         let mut notes = Vec::new();
         let mut events = Vec::new();
         scheduler.state.change(|state| {
@@ -154,7 +153,7 @@ impl CellScheduler {
                     notes.push(RebuildNote { group: key, note });
                     continue;
                 }
-                let mut restore = Restore { state, notes: &mut notes, key, known: &known, now };
+                let mut restore = Restore { state, notes: &mut notes, key, now };
                 restore.group(record);
             }
             state.restore_downgraded(&mut events);
@@ -173,7 +172,6 @@ struct Restore<'a> {
     state: &'a mut State,
     notes: &'a mut Vec<RebuildNote>,
     key: GroupKey,
-    known: &'a BTreeSet<GroupKey>,
     now: Timestamp,
 }
 
@@ -196,19 +194,9 @@ impl Restore<'_> {
                 pod.virtual_leaves = self.virtual_leaves(&record, of, pod.leaves.len());
             }
         }
-        // A preemptor of another configuration may be gone, or the group itself: then the guarantee is tried again.
-        let lazy = record.lazy_preemption.clone().filter(|lazy| {
-            let vc = self.key.virtual_cluster.clone();
-            let preemptor = GroupKey::new(vc, lazy.preemptor.clone());
-            preemptor == self.key || self.known.contains(&preemptor)
-        });
-        let own = LazyPreemptionStatus {
-            preemptor: self.key.name.clone(),
-            preemption_time: record
-                .lazy_preemption
-                .as_ref()
-                .map_or(self.now, |of| of.preemption_time),
-        };
+        let lazy = record.lazy_preemption.clone().filter(|_| guaranteed);
+        let own =
+            LazyPreemptionStatus { preemptor: self.key.name.clone(), preemption_time: self.now };
         let at = self.state.groups.insert(AffinityGroup {
             key: self.key.clone(),
             request: Arc::new(record.request),
@@ -216,17 +204,13 @@ impl Restore<'_> {
             chain: record.chain,
             pods,
             preempting_pods: record.preempting_pods,
-            lazy_preemption: if guaranteed {
-                Some(lazy.clone().unwrap_or_else(|| own.clone()))
-            } else {
-                None
-            },
+            lazy_preemption: guaranteed.then(|| lazy.clone().unwrap_or(own)),
         });
         if !guaranteed || lazy.is_some() {
             self.state.hold(at);
             return;
         }
-        if let Err(why) = self.hold_guaranteed(at) {
+        if let Err(why) = hold_guaranteed(self.state, at) {
             if record.preempting {
                 self.state.groups.remove(at);
                 self.note(format!("its reservation has ended: {why}"));
@@ -300,121 +284,116 @@ impl Restore<'_> {
         }
         leaves
     }
+}
 
-    /// Lets a group hold its leaves with their virtual leaves, one by one; other virtual leaves where those do not fit.
-    fn hold_guaranteed(&mut self, at: GroupIx) -> Result<(), String> {
-        let Some(group) = self.state.groups.shared(at) else { return Ok(()) };
-        let lazy = group.lazy_preemption.clone();
-        if let Some(group) = self.state.groups.edit(at) {
-            group.lazy_preemption = None;
-        }
-        let mut done: Vec<CellIx> = Vec::new();
-        let mut failed = None;
-        'pods: for (n, pod) in group.pods.iter().enumerate() {
-            for (i, &leaf) in pod.leaves.iter().enumerate() {
-                if leaf == NONE {
-                    continue;
-                }
-                let recorded = pod.virtual_leaves.get(i).copied().unwrap_or(NONE);
-                let fits = |v: &CellIx| *v != NONE && self.fits(*v, leaf);
-                let found = Some(recorded).filter(fits).map_or_else(|| self.find(&group, leaf), Ok);
-                match found {
-                    Ok(found) => self.set_virtual(at, n, i, found),
-                    Err(why) => {
-                        failed = Some(format!("{why} (device {} of {})", pod.devices[i], pod.node));
-                        break 'pods;
-                    }
-                }
-                if group.preempting {
-                    self.state.reserve_leaf(leaf, at);
-                } else {
-                    self.state.use_leaf(leaf, at);
-                }
-                done.push(leaf);
-            }
-        }
-        let Some(why) = failed else { return Ok(()) };
-        for &leaf in &done {
-            if group.preempting {
-                self.state.unreserve_leaf(leaf);
-            } else {
-                self.state.release_leaf(leaf);
-            }
-        }
-        // The recorded virtual cells are kept, for when they fit again.
-        if let Some(edited) = self.state.groups.edit(at) {
-            edited.lazy_preemption = lazy;
-            edited.pods = group.pods.clone();
-        }
-        Err(why)
+/// Lets a group hold its leaves with their virtual leaves, one by one; other virtual leaves where those do not fit.
+pub(crate) fn hold_guaranteed(state: &mut State, at: GroupIx) -> Result<(), String> {
+    let Some(group) = state.groups.shared(at) else { return Ok(()) };
+    let lazy = group.lazy_preemption.clone();
+    if let Some(group) = state.groups.edit(at) {
+        group.lazy_preemption = None;
     }
-
-    fn set_virtual(&mut self, at: GroupIx, pod: usize, leaf: usize, virtual_leaf: CellIx) {
-        if let Some(group) = self.state.groups.edit(at)
-            && let Some(of) =
-                group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(leaf))
-        {
-            *of = virtual_leaf;
-        }
-    }
-
-    /// Whether a leaf can be held with a virtual leaf: free, or already bound to it by a group that reserves the leaf.
-    fn fits(&self, virtual_leaf: CellIx, leaf: CellIx) -> bool {
-        self.state.bindable(virtual_leaf, leaf).is_ok()
-    }
-
-    /// Another virtual leaf of the group's virtual cluster for a physical leaf.
-    fn find(&self, group: &AffinityGroup, leaf: CellIx) -> Result<CellIx, String> {
-        let state = &*self.state;
-        let model = &state.model;
-        let Some(vc) = model.vcs.get(&self.key.virtual_cluster) else {
-            return Err(format!("VC {} not found", self.key.virtual_cluster));
-        };
-        let chain = model.physical.get(leaf).chain;
-        let roots: Vec<CellIx> = match &group.request.pinned_cell_id {
-            Some(id) => vc.pinned.get(id).copied().into_iter().collect(),
-            None => vc.preassigned.get(&chain).cloned().unwrap_or_default(),
-        };
-        let mut why = "the virtual cluster has no cell there".to_owned();
-        for root in roots {
-            if model.virtuals.get(root).chain != chain {
+    let mut done: Vec<CellIx> = Vec::new();
+    let mut failed = None;
+    'pods: for (n, pod) in group.pods.iter().enumerate() {
+        for (i, &leaf) in pod.leaves.iter().enumerate() {
+            if leaf == NONE {
                 continue;
             }
-            match self.descend(root, leaf) {
-                Ok(found) => return Ok(found),
-                Err(problem) => why = problem,
+            let recorded = pod.virtual_leaves.get(i).copied().unwrap_or(NONE);
+            let fits = |v: &CellIx| *v != NONE && fits(state, *v, leaf);
+            let found = Some(recorded).filter(fits).map_or_else(|| find(state, &group, leaf), Ok);
+            match found {
+                Ok(found) => set_virtual(state, at, n, i, found),
+                Err(why) => {
+                    failed = Some(format!("{why} (device {} of {})", pod.devices[i], pod.node));
+                    break 'pods;
+                }
             }
+            if group.preempting {
+                state.reserve_leaf(leaf, at);
+            } else {
+                state.use_leaf(leaf, at);
+            }
+            done.push(leaf);
         }
-        Err(why)
     }
+    let Some(why) = failed else { return Ok(()) };
+    for &leaf in &done {
+        if group.preempting {
+            state.unreserve_leaf(leaf);
+        } else {
+            state.release_leaf(leaf);
+        }
+    }
+    // The recorded virtual cells are kept, for when they fit again.
+    if let Some(edited) = state.groups.edit(at) {
+        edited.lazy_preemption = lazy;
+        edited.pods = group.pods.clone();
+    }
+    Err(why)
+}
 
-    /// The first virtual leaf below `root` that can be bound to a leaf.
-    fn descend(&self, root: CellIx, leaf: CellIx) -> Result<CellIx, String> {
-        let state = &*self.state;
-        let model = &state.model;
-        let level = model.virtuals.level(root);
-        let physical = model.physical.ancestor(leaf, level);
-        let Some(physical) = physical.filter(|&cell| state.level(cell) == level) else {
-            return Err("the virtual cell is larger than the physical one".to_owned());
-        };
-        let bound = state.v2p[root as usize];
-        if bound != NONE && bound != physical
-            || bound == NONE && state.p2v[physical as usize] != NONE
-        {
-            return Err("no virtual cell of the virtual cluster is free there".to_owned());
-        }
-        let mut v = root;
-        while model.virtuals.level(v) > 1 {
-            let below = model.physical.ancestor(leaf, model.virtuals.level(v) - 1).unwrap_or(leaf);
-            let wanted = state.p2v[below as usize];
-            let next = model.children(&model.virtuals, v).find(|&child| match wanted {
-                NONE => state.v2p[child as usize] == NONE,
-                wanted => child == wanted,
-            });
-            v = next.ok_or("no virtual cell of the virtual cluster is free there")?;
-        }
-        state.bindable(v, leaf).map(|()| v).map_err(str::to_owned)
+fn set_virtual(state: &mut State, at: GroupIx, pod: usize, leaf: usize, virtual_leaf: CellIx) {
+    if let Some(group) = state.groups.edit(at)
+        && let Some(of) = group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(leaf))
+    {
+        *of = virtual_leaf;
     }
+}
+
+/// Whether a leaf can be held with a virtual leaf: free, or already bound to it by a group that reserves the leaf.
+fn fits(state: &State, virtual_leaf: CellIx, leaf: CellIx) -> bool {
+    state.bindable(virtual_leaf, leaf).is_ok()
+}
+
+/// Another virtual leaf of the group's virtual cluster for a physical leaf.
+fn find(state: &State, group: &AffinityGroup, leaf: CellIx) -> Result<CellIx, String> {
+    let model = &state.model;
+    let Some(vc) = model.vcs.get(&group.key.virtual_cluster) else {
+        return Err(format!("VC {} not found", group.key.virtual_cluster));
+    };
+    let chain = model.physical.get(leaf).chain;
+    let roots: Vec<CellIx> = match &group.request.pinned_cell_id {
+        Some(id) => vc.pinned.get(id).copied().into_iter().collect(),
+        None => vc.preassigned.get(&chain).cloned().unwrap_or_default(),
+    };
+    let mut why = "the virtual cluster has no cell there".to_owned();
+    for root in roots {
+        if model.virtuals.get(root).chain != chain {
+            continue;
+        }
+        match descend(state, root, leaf) {
+            Ok(found) => return Ok(found),
+            Err(problem) => why = problem,
+        }
+    }
+    Err(why)
+}
+
+/// The first virtual leaf below `root` that can be bound to a leaf.
+fn descend(state: &State, root: CellIx, leaf: CellIx) -> Result<CellIx, String> {
+    let model = &state.model;
+    let level = model.virtuals.level(root);
+    let physical = model.physical.ancestor(leaf, level);
+    let Some(physical) = physical.filter(|&cell| state.level(cell) == level) else {
+        return Err("the virtual cell is larger than the physical one".to_owned());
+    };
+    let bound = state.v2p[root as usize];
+    if bound != NONE && bound != physical || bound == NONE && state.p2v[physical as usize] != NONE {
+        return Err("no virtual cell of the virtual cluster is free there".to_owned());
+    }
+    let mut v = root;
+    while model.virtuals.level(v) > 1 {
+        let below = model.physical.ancestor(leaf, model.virtuals.level(v) - 1).unwrap_or(leaf);
+        let wanted = state.p2v[below as usize];
+        let next = model.children(&model.virtuals, v).find(|&child| match wanted {
+            NONE => state.v2p[child as usize] == NONE,
+            wanted => child == wanted,
+        });
+        v = next.ok_or("no virtual cell of the virtual cluster is free there")?;
+    }
+    state.bindable(v, leaf).map(|()| v).map_err(str::to_owned)
 }
 
 /// Numbers as text, runs as `from-to`, in order.

@@ -600,16 +600,20 @@ impl State {
         }
     }
 
-    /// Gives a group its virtual cells back, if all of them are free and none of its leaves is reserved.
+    /// Gives a group its guarantee back, if none of its leaves is reserved and all fit into its virtual cluster.
     fn try_restore(&mut self, at: GroupIx) -> bool {
         let Some(group) = self.groups.shared(at) else { return false };
-        let pairs: Vec<(CellIx, CellIx)> = group.pairs().collect();
-        let reserved = pairs.iter().any(|&(leaf, _)| self.occupants(leaf).1.is_some());
-        if reserved || pairs.iter().any(|&(_, v)| v == crate::model::NONE) || pairs.is_empty() {
+        let leaves: Vec<CellIx> = group.leaves().collect();
+        if leaves.is_empty() || leaves.iter().any(|&leaf| self.occupants(leaf).1.is_some()) {
             return false;
         }
-        let Some(lazy) = group.lazy_preemption.clone() else { return false };
-        let leaves: Vec<CellIx> = pairs.iter().map(|&(leaf, _)| leaf).collect();
-        self.reattach(at, &leaves, &pairs, lazy)
+        for &leaf in &leaves {
+            self.release_leaf(leaf);
+        }
+        let restored = crate::record::hold_guaranteed(self, at).is_ok();
+        if !restored {
+            self.hold(at);
+        }
+        restored
     }
 }

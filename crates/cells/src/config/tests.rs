@@ -62,7 +62,7 @@ fn the_reference_s_examples_are_accepted_unchanged() {
 #[test]
 fn addresses_are_inferred() {
     let model = model(DESIGN).expect("it is legal");
-    for address in ["8/1/0.0.4.2/0/0/0/0", "8/1/0.0.4.2/1/3/7/15", "3/1.0.0.0/1/1/3", "2/1.0.0.2/9"]
+    for address in ["8/17/0.0.4.2/0/0/0/0", "8/17/0.0.4.2/1/3/7/15", "3/1.0.0.0/1/1/3", "1.0.0.2/9"]
     {
         assert!(model.physical.addresses.iter().any(|of| of == address), "{address}");
     }
@@ -226,8 +226,20 @@ fn addresses_are_segments_and_devices_are_numbers() {
     let leaf = format!("{at}.cellChildren[0].cellChildren[0].cellAddress");
     refused("{cellAddress: n3}", &with("gpu0"), &leaf, "not a device number", "0 or more");
     refused("{cellAddress: n3}", &with("-1"), &leaf, "not a device number", "0 or more");
-    refused("{cellAddress: n3}", &with("2"), at, "device 2 of node \"n3\"", "one cell");
-    refused("{cellAddress: n3}", "{cellAddress: n2}", at, "device 0 of node \"n2\"", "one cell");
+    refused(
+        "{cellAddress: n3}",
+        &with("2"),
+        &format!("{at}.cellChildren[1].cellAddress"),
+        "device 2 of node \"n3\"",
+        "one cell",
+    );
+    refused(
+        "{cellAddress: n3}",
+        "{cellAddress: n2}",
+        &format!("{at}.cellAddress"),
+        "device 0 of node \"n2\"",
+        "one cell",
+    );
 }
 
 #[test]
@@ -288,7 +300,7 @@ fn quotas_fit_together() {
         "cellNumber: 1",
         "cellNumber: 2",
         path,
-        "need 2 cells of type \"RACK\" (chain \"RACK\", level 3), 1 can",
+        "need 2 cells of type \"RACK\" (chain \"RACK\", level 4), 1 can",
         "lower the number",
     );
     let nodes = "cellType: RACK, cellNumber: 1}, {cellType: RACK.NODE, cellNumber";

@@ -92,7 +92,7 @@ proptest! {
         let model = node(fan_outs[shape]);
         let leaves = &model.physical.leaves;
         uses.truncate(leaves.len());
-        let of = |wanted: u8| leaves.iter().zip(&uses).filter(move |(_, &is)| is == wanted).map(|(&leaf, _)| leaf);
+        let of = |wanted: u8| leaves.iter().zip(&uses).filter(move |&(_, &is)| is == wanted).map(|(&leaf, _)| leaf);
         let mut available: Vec<CellIx> = of(0).chain(of(1)).collect();
         let before = available.clone();
         let expected = exhaustive(&model.physical, &available, count);
