@@ -62,6 +62,7 @@ pub mod record;
 pub mod request;
 pub mod scheduler;
 mod state;
+mod transitions;
 mod yaml;
 
 pub use config::CellConfig;

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::group::{AffinityGroup, AffinityGroupState, GroupIx, GroupKey, PodPlacementInfo};
-use crate::model::{CellHealthiness, CellIx, CellModel};
+use crate::model::{CellHealthiness, CellModel};
 use crate::place::plan::{self, ChainReason, Found};
 use crate::request::{BadRequest, GroupRequest, PodRequest};
 use crate::state::State;
@@ -44,7 +44,7 @@ pub struct CellWait {
 }
 
 impl CellWait {
-    fn new(reasons: Vec<ChainReason>) -> CellDecision {
+    fn decision(reasons: Vec<ChainReason>) -> CellDecision {
         CellDecision::Wait(CellWait { reasons, cancel: None })
     }
 }
@@ -87,6 +87,10 @@ impl CellPlan {
     /// Place of the pod.
     pub fn place(&self) -> &PodPlacementInfo {
         &self.pods[self.slot]
+    }
+
+    pub(crate) fn request(&self) -> &Arc<GroupRequest> {
+        &self.request
     }
 }
 
@@ -264,11 +268,11 @@ impl CellScheduler {
     ) -> CellDecision {
         let found = match plan::plan(state, &request.group, suggested) {
             Ok(found) => found,
-            Err(reasons) => return CellWait::new(reasons),
+            Err(reasons) => return CellWait::decision(reasons),
         };
         let Some(slot) = found.pods.iter().position(|pod| pod.member == request.member) else {
             let reason = "the group has no such pod".to_owned();
-            return CellWait::new(vec![ChainReason { chain: found.chain, reason }]);
+            return CellWait::decision(vec![ChainReason { chain: found.chain, reason }]);
         };
         let Found { chain, pods, downgrades, cancels, victims } = found;
         let plan = CellPlan {
@@ -300,7 +304,7 @@ impl CellScheduler {
             )));
         }
         let wait = |reason: String| {
-            Ok(CellWait::new(vec![ChainReason { chain: group.chain.clone(), reason }]))
+            Ok(CellWait::decision(vec![ChainReason { chain: group.chain.clone(), reason }]))
         };
         let victims = self.victims(&group.key);
         let plan = |slot, step| CellPlan {
@@ -450,170 +454,5 @@ impl CellScheduler {
             state.restore_downgraded(&mut events);
         });
         events
-    }
-}
-
-impl State {
-    fn commit_new(
-        &mut self,
-        plan: &CellPlan,
-        pod: &str,
-        now: Timestamp,
-        events: &mut Vec<CellEvent>,
-    ) {
-        if let Some(&own) = self.groups.by_key.get(&plan.key) {
-            self.cancel(own);
-            let reason = "its cells can no longer be used".to_owned();
-            events.push(CellEvent::Cancelled { group: plan.key.clone(), reason });
-        }
-        for key in &plan.downgrades {
-            if let Some(&at) = self.groups.by_key.get(key) {
-                self.downgrade(at, &plan.key.name, now);
-                let preemptor = plan.key.name.clone();
-                events.push(CellEvent::Downgraded { group: key.clone(), preemptor });
-            }
-        }
-        for key in &plan.cancels {
-            if let Some(&at) = self.groups.by_key.get(key) {
-                self.cancel(at);
-                let reason = format!("{} has a higher priority", plan.key);
-                events.push(CellEvent::Cancelled { group: key.clone(), reason });
-            }
-        }
-        let preempting = !plan.victims.is_empty();
-        let mut pods = plan.pods.clone();
-        let mut preempting_pods = BTreeSet::new();
-        if preempting {
-            preempting_pods.insert(pod.to_owned());
-        } else {
-            pods[plan.slot].pod = Some(pod.to_owned());
-        }
-        let at = self.groups.insert(AffinityGroup {
-            key: plan.key.clone(),
-            request: Arc::clone(&plan.request),
-            preempting,
-            chain: plan.chain.clone(),
-            pods,
-            preempting_pods,
-            lazy_preemption: None,
-        });
-        self.hold(at);
-        let group = plan.key.clone();
-        events.push(if preempting {
-            CellEvent::Reserved { group, victims: plan.victims.clone() }
-        } else {
-            CellEvent::Allocated { group }
-        });
-        self.restore_downgraded(events);
-    }
-
-    /// A group begins to use, or to reserve, all its leaves.
-    pub(crate) fn hold(&mut self, at: GroupIx) {
-        let Some(group) = self.groups.shared(at) else { return };
-        for leaf in group.leaves() {
-            if group.preempting {
-                self.reserve_leaf(leaf, at);
-            } else {
-                self.use_leaf(leaf, at);
-            }
-        }
-    }
-
-    fn occupy_slot(&mut self, key: &GroupKey, slot: usize, pod: &str) {
-        let at = self.groups.by_key.get(key).copied();
-        if let Some(group) = at.and_then(|at| self.groups.edit(at))
-            && let Some(place) = group.pods.get_mut(slot)
-        {
-            place.pod = Some(pod.to_owned());
-        }
-    }
-
-    fn await_reservation(&mut self, key: &GroupKey, pod: &str) {
-        let at = self.groups.by_key.get(key).copied();
-        if let Some(group) = at.and_then(|at| self.groups.edit(at)) {
-            group.preempting_pods.insert(pod.to_owned());
-        }
-    }
-
-    /// The victims are gone: a reservation becomes use.
-    fn occupy_reservation(&mut self, key: &GroupKey, events: &mut Vec<CellEvent>) {
-        let Some(&at) = self.groups.by_key.get(key) else { return };
-        let leaves: Vec<CellIx> =
-            self.groups.at(at).map(|group| group.leaves().collect()).unwrap_or_default();
-        for leaf in leaves {
-            self.occupy_leaf(leaf);
-        }
-        if let Some(group) = self.groups.edit(at) {
-            group.preempting = false;
-            group.preempting_pods.clear();
-        }
-        events.push(CellEvent::Allocated { group: key.clone() });
-    }
-
-    /// Ends a reservation.
-    pub(crate) fn cancel(&mut self, at: GroupIx) {
-        let Some(group) = self.groups.shared(at) else { return };
-        for leaf in group.leaves() {
-            self.unreserve_leaf(leaf);
-        }
-        self.groups.remove(at);
-    }
-
-    /// Ends the use of all leaves of a group.
-    pub(crate) fn delete(&mut self, at: GroupIx) {
-        let Some(group) = self.groups.shared(at) else { return };
-        for leaf in group.leaves() {
-            self.release_leaf(leaf);
-        }
-        self.groups.remove(at);
-    }
-
-    /// Lets a guaranteed group run on as opportunistic.
-    pub(crate) fn downgrade(&mut self, at: GroupIx, preemptor: &str, now: Timestamp) {
-        self.change_held(at, |group| {
-            group.lazy_preemption = Some(crate::group::LazyPreemptionStatus {
-                preemptor: preemptor.to_owned(),
-                preemption_time: now,
-            });
-        });
-    }
-
-    /// Gives groups their guarantee back whose preemptor has gone, where their cells are free: by priority, then name.
-    pub(crate) fn restore_downgraded(&mut self, events: &mut Vec<CellEvent>) {
-        let mut waiting: Vec<(i32, GroupKey, GroupIx)> = self
-            .groups
-            .iter()
-            .filter(|(_, group)| {
-                group.lazy_preemption.as_ref().is_some_and(|lazy| {
-                    let vc = group.key.virtual_cluster.clone();
-                    let preemptor = GroupKey::new(vc, lazy.preemptor.clone());
-                    preemptor == group.key || self.groups.get(&preemptor).is_none()
-                })
-            })
-            .map(|(at, group)| (-group.request.priority, group.key.clone(), at))
-            .collect();
-        waiting.sort();
-        for (_, key, at) in waiting {
-            if self.try_restore(at) {
-                events.push(CellEvent::Restored { group: key });
-            }
-        }
-    }
-
-    /// Gives a group its guarantee back, if none of its leaves is reserved and all fit into its virtual cluster.
-    fn try_restore(&mut self, at: GroupIx) -> bool {
-        let Some(group) = self.groups.shared(at) else { return false };
-        let leaves: Vec<CellIx> = group.leaves().collect();
-        if leaves.is_empty() || leaves.iter().any(|&leaf| self.occupants(leaf).1.is_some()) {
-            return false;
-        }
-        for &leaf in &leaves {
-            self.release_leaf(leaf);
-        }
-        let restored = crate::record::hold_guaranteed(self, at).is_ok();
-        if !restored {
-            self.hold(at);
-        }
-        restored
     }
 }

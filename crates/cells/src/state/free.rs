@@ -80,7 +80,7 @@ impl FreeCells {
         let of = model.chain(chain);
         let mut left = 0;
         for at in (level..=of.top()).rev() {
-            left = left * i64::from(if at < of.top() { of.level(at + 1).fan_out } else { 1 });
+            left *= i64::from(if at < of.top() { of.level(at + 1).fan_out } else { 1 });
             left += self.list(chain, at).len() as i64;
         }
         left

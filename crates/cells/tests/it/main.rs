@@ -1,6 +1,7 @@
 //! Conformance vectors of the reference, random histories, and rebuilding.
 
 mod histories;
+mod rebuild;
 mod vectors_m;
 mod vectors_t;
 mod vectors_v2;
