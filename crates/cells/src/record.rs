@@ -293,38 +293,18 @@ pub(crate) fn hold_guaranteed(state: &mut State, at: GroupIx) -> Result<(), Stri
     if let Some(group) = state.groups.edit(at) {
         group.lazy_preemption = None;
     }
-    let mut done: Vec<CellIx> = Vec::new();
     let mut failed = None;
-    'pods: for (n, pod) in group.pods.iter().enumerate() {
-        for (i, &leaf) in pod.leaves.iter().enumerate() {
-            if leaf == NONE {
-                continue;
-            }
-            let recorded = pod.virtual_leaves.get(i).copied().unwrap_or(NONE);
-            let fits = |v: &CellIx| *v != NONE && fits(state, *v, leaf);
-            let found = Some(recorded).filter(fits).map_or_else(|| find(state, &group, leaf), Ok);
-            match found {
-                Ok(found) => set_virtual(state, at, n, i, found),
-                Err(why) => {
-                    failed = Some(format!("{why} (device {} of {})", pod.devices[i], pod.node));
-                    break 'pods;
-                }
-            }
-            if group.preempting {
-                state.reserve_leaf(leaf, at);
-            } else {
-                state.use_leaf(leaf, at);
-            }
-            done.push(leaf);
+    let mut done = 0;
+    for n in 0..group.pods.len() {
+        if let Err(why) = hold_pod(state, at, &group, n) {
+            failed = Some(why);
+            break;
         }
+        done = n + 1;
     }
     let Some(why) = failed else { return Ok(()) };
-    for &leaf in &done {
-        if group.preempting {
-            state.unreserve_leaf(leaf);
-        } else {
-            state.release_leaf(leaf);
-        }
+    for pod in &group.pods[..done] {
+        let_go(state, &group, &pod.leaves);
     }
     // The recorded virtual cells are kept, for when they fit again.
     if let Some(edited) = state.groups.edit(at) {
@@ -334,54 +314,103 @@ pub(crate) fn hold_guaranteed(state: &mut State, at: GroupIx) -> Result<(), Stri
     Err(why)
 }
 
-fn set_virtual(state: &mut State, at: GroupIx, pod: usize, leaf: usize, virtual_leaf: CellIx) {
-    if let Some(group) = state.groups.edit(at)
-        && let Some(of) = group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(leaf))
-    {
-        *of = virtual_leaf;
+fn let_go(state: &mut State, group: &AffinityGroup, leaves: &[CellIx]) {
+    for &leaf in leaves.iter().filter(|&&leaf| leaf != NONE) {
+        if group.preempting {
+            state.unreserve_leaf(leaf);
+        } else {
+            state.release_leaf(leaf);
+        }
     }
 }
 
-/// Whether a leaf can be held with a virtual leaf: free, or already bound to it by a group that reserves the leaf.
-fn fits(state: &State, virtual_leaf: CellIx, leaf: CellIx) -> bool {
-    state.bindable(virtual_leaf, leaf).is_ok()
-}
-
-/// Another virtual leaf of the group's virtual cluster for a physical leaf.
-fn find(state: &State, group: &AffinityGroup, leaf: CellIx) -> Result<CellIx, String> {
-    let model = &state.model;
-    let Some(vc) = model.vcs.get(&group.key.virtual_cluster) else {
-        return Err(format!("VC {} not found", group.key.virtual_cluster));
+/// Lets a pod hold its leaves: with the virtual leaves that it had, or with those of one other preassigned cell.
+fn hold_pod(
+    state: &mut State,
+    at: GroupIx,
+    group: &AffinityGroup,
+    pod: usize,
+) -> Result<(), String> {
+    let of = &group.pods[pod];
+    if of.leaves.iter().all(|&leaf| leaf == NONE) {
+        return Ok(());
+    }
+    let recorded = |_: &State, n: usize, _: CellIx| {
+        let v = of.virtual_leaves.get(n).copied().filter(|&v| v != NONE);
+        v.ok_or("the virtual cell is gone")
     };
-    let chain = model.physical.get(leaf).chain;
+    let mut why = match hold_leaves(state, at, group, pod, &recorded) {
+        Ok(()) => return Ok(()),
+        Err(why) => why,
+    };
+    let model = Arc::clone(&state.model);
+    let vc = &group.key.virtual_cluster;
+    let Some(vc) = model.vcs.get(vc) else { return Err(format!("VC {vc} not found")) };
+    let first = of.leaves.iter().find(|&&leaf| leaf != NONE).copied().unwrap_or(NONE);
+    let chain = model.physical.get(first).chain;
     let roots: Vec<CellIx> = match &group.request.pinned_cell_id {
         Some(id) => vc.pinned.get(id).copied().into_iter().collect(),
         None => vc.preassigned.get(&chain).cloned().unwrap_or_default(),
     };
-    let mut why = "the virtual cluster has no cell there".to_owned();
     for root in roots {
-        if model.virtuals.get(root).chain != chain {
-            continue;
-        }
-        match descend(state, root, leaf) {
-            Ok(found) => return Ok(found),
+        let descend = |state: &State, _: usize, leaf: CellIx| descend(state, root, leaf);
+        match hold_leaves(state, at, group, pod, &descend) {
+            Ok(()) => return Ok(()),
             Err(problem) => why = problem,
         }
     }
-    Err(why)
+    Err(format!("{why} (pod on {})", of.node))
 }
 
-/// The first virtual leaf below `root` that can be bound to a leaf.
-fn descend(state: &State, root: CellIx, leaf: CellIx) -> Result<CellIx, String> {
+/// Lets a pod hold its leaves with the virtual leaves that `choose` gives; undoes that if one does not fit.
+fn hold_leaves(
+    state: &mut State,
+    at: GroupIx,
+    group: &AffinityGroup,
+    pod: usize,
+    choose: &dyn Fn(&State, usize, CellIx) -> Result<CellIx, &'static str>,
+) -> Result<(), String> {
+    let leaves = &group.pods[pod].leaves;
+    for (n, &leaf) in leaves.iter().enumerate() {
+        if leaf == NONE {
+            continue;
+        }
+        let found = choose(state, n, leaf).and_then(|v| state.bindable(v, leaf).map(|()| v));
+        let v = match found {
+            Ok(v) => v,
+            Err(why) => {
+                let_go(state, group, &leaves[..n]);
+                return Err(why.to_owned());
+            }
+        };
+        if let Some(group) = state.groups.edit(at)
+            && let Some(of) = group.pods.get_mut(pod).and_then(|pod| pod.virtual_leaves.get_mut(n))
+        {
+            *of = v;
+        }
+        if group.preempting {
+            state.reserve_leaf(leaf, at);
+        } else {
+            state.use_leaf(leaf, at);
+        }
+    }
+    Ok(())
+}
+
+/// The first virtual leaf below `root` that a leaf could be bound to.
+fn descend(state: &State, root: CellIx, leaf: CellIx) -> Result<CellIx, &'static str> {
+    const TAKEN: &str = "no virtual cell of the virtual cluster is free there";
     let model = &state.model;
     let level = model.virtuals.level(root);
-    let physical = model.physical.ancestor(leaf, level);
-    let Some(physical) = physical.filter(|&cell| state.level(cell) == level) else {
-        return Err("the virtual cell is larger than the physical one".to_owned());
+    let same_chain = model.virtuals.get(root).chain == model.physical.get(leaf).chain;
+    let physical = model.physical.ancestor(leaf, level).filter(|&cell| state.level(cell) == level);
+    let Some(physical) = physical.filter(|_| same_chain) else {
+        return Err("the virtual cell is larger than the physical one");
     };
     let bound = state.v2p[root as usize];
-    if bound != NONE && bound != physical || bound == NONE && state.p2v[physical as usize] != NONE {
-        return Err("no virtual cell of the virtual cluster is free there".to_owned());
+    let free = bound == NONE && state.p2v[physical as usize] == NONE;
+    if bound != physical && !free {
+        return Err(TAKEN);
     }
     let mut v = root;
     while model.virtuals.level(v) > 1 {
@@ -391,9 +420,9 @@ fn descend(state: &State, root: CellIx, leaf: CellIx) -> Result<CellIx, String> 
             NONE => state.v2p[child as usize] == NONE,
             wanted => child == wanted,
         });
-        v = next.ok_or("no virtual cell of the virtual cluster is free there")?;
+        v = next.ok_or(TAKEN)?;
     }
-    state.bindable(v, leaf).map(|()| v).map_err(str::to_owned)
+    Ok(v)
 }
 
 /// Numbers as text, runs as `from-to`, in order.
