@@ -400,6 +400,33 @@ impl CellScheduler {
         Ok(events)
     }
 
+    /// Applies a decision for all pods of the group at once: `pods` are their names, in the order of [`CellPlan::pods`].
+    /// Places that are taken already stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// Something has changed since the decision.
+    pub fn commit_gang(
+        &mut self,
+        plan: &CellPlan,
+        pods: &[String],
+        now: Timestamp,
+    ) -> Result<Vec<CellEvent>, StalePlan> {
+        let own = pods.get(plan.slot).map_or("", String::as_str);
+        let events = self.commit(plan, own, now)?;
+        let at = self.state.groups.by_key.get(&plan.key).copied();
+        if let Some(group) = at.and_then(|at| self.state.groups.edit(at)) {
+            if group.preempting {
+                group.preempting_pods.extend(pods.iter().cloned());
+            } else {
+                for (place, pod) in group.pods.iter_mut().zip(pods) {
+                    place.pod.get_or_insert_with(|| pod.clone());
+                }
+            }
+        }
+        Ok(events)
+    }
+
     /// Ends a reservation: the group is pending again, its cells go back to those who use them.
     pub fn cancel(&mut self, key: &GroupKey, reason: &str) -> Vec<CellEvent> {
         let Some(&at) = self.state.groups.by_key.get(key) else { return Vec::new() };

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rcfarm_cells::config::{CellTypeSpec, PhysicalCellSpec};
 use rcfarm_cells::{
-    AffinityGroupState, CellConfig, CellHealthiness, CellScheduler, GroupKey, RebuildNote,
+    AffinityGroupState, CellConfig, CellDecision, CellHealthiness, CellScheduler, GroupKey,
+    RebuildNote, StalePlan,
 };
 
 use crate::vectors_m::{MINI, gang};
@@ -132,4 +133,23 @@ virtualClusters: {A: {virtualCells: [{cellType: ROOM, cellNumber: 1}]}}
     let record = world.cells.record(&GroupKey::new("A", "g")).expect("it exists");
     let text = serde_json::to_string(&record).expect("it encodes");
     assert!(text.len() <= 30_000, "{} bytes", text.len());
+}
+
+#[test]
+fn a_gang_is_committed_at_once() {
+    let mut world = World::yaml(MINI);
+    let request = gang("A", "g", 2, 4, 0).0.request("test", "g").expect("it is legal");
+    let Ok(CellDecision::Bind(plan)) = world.cells.plan(&request, "g", None) else {
+        panic!("it fits");
+    };
+    let pods = ["g-0".to_owned(), "g-1".to_owned()];
+    world.cells.commit_gang(&plan, &pods, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+    let key = GroupKey::new("A", "g");
+    let group = world.cells.group(&key).expect("it has its cells");
+    assert_eq!(group.allocated_pods().collect::<Vec<_>>(), ["g-0", "g-1"]);
+    assert_eq!(world.cells.commit(&plan, "g-2", Timestamp::UNIX_EPOCH), Err(StalePlan));
+    world.cells.pod_gone(&key, "g-0");
+    assert!(world.cells.group(&key).is_some());
+    world.cells.pod_gone(&key, "g-1");
+    assert!(world.cells.group(&key).is_none());
 }
