@@ -1,5 +1,5 @@
 //! The validated shape of a cluster: chains, cells and virtual clusters. It never changes; what is in use stands in
-//! [`crate::state`].
+//! `state`.
 //!
 //! Cells of one arena stand in pre-order. All cells of a chain's level have the same shape, so children and leaves of a
 //! cell follow from its index.
