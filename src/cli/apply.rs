@@ -1,7 +1,8 @@
-//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, CronJobs, queues, priority classes and replication controllers from files.
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, CronJobs, queues, priority classes, cells and replication controllers from
+//! files.
 //! `rcfarm dev --apply` takes the same files.
 //!
-//! Everything is read and checked before the first write. Then come priority classes, queues, parents first, then
+//! Everything is read and checked before the first write. Then come cells, priority classes, queues, parents first, then
 //! controllers, CronJobs, jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply`
 //! again applies the rest.
 
@@ -10,6 +11,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::cell::apply::{self as cells, DescribedCells, WantedCells};
 use super::context::CommandContext;
 use super::documents::{self, DescribedDocument, WantedDocument};
 use super::failure::{CliExit, failure};
@@ -27,7 +29,7 @@ const AUDIT_BYTES: usize = 16 * 1024;
 
 #[derive(clap::Args)]
 pub struct FileArgs {
-    /// A YAML or JSON file with jobs, CronJobs, queues, priority classes and replication controllers, or a directory of
+    /// A YAML or JSON file with jobs, CronJobs, queues, priority classes, cells and replication controllers, or a directory of
     /// such files; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<String>,
@@ -170,7 +172,16 @@ pub(super) struct FieldDifference {
 }
 
 pub(super) async fn apply(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
-    let wanted = Wanted::read(context, args).await?;
+    apply_files(context, &args.filename, described(&args.filename, &args.within)?).await
+}
+
+/// Applies the objects of files, and shows what was done.
+pub(super) async fn apply_files(
+    context: &CommandContext,
+    files: &[String],
+    described: DescribedObjects,
+) -> anyhow::Result<CliExit> {
+    let wanted = Wanted::of(context, files, described).await?;
     let mut applied = Vec::new();
     let done = wanted.apply(context, &mut applied).await;
     // After a failure, too: what was done before it.
@@ -182,7 +193,16 @@ pub(super) async fn apply(context: &CommandContext, args: &FileArgs) -> anyhow::
 }
 
 pub(super) async fn plan(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
-    let planned = Wanted::read(context, args).await?.plan();
+    plan_files(context, &args.filename, described(&args.filename, &args.within)?).await
+}
+
+/// Shows what applying the objects of files would change.
+pub(super) async fn plan_files(
+    context: &CommandContext,
+    files: &[String],
+    described: DescribedObjects,
+) -> anyhow::Result<CliExit> {
+    let planned = Wanted::of(context, files, described).await?.plan();
     let shown: Vec<&Value> = planned.iter().map(|one| &one.shown).collect();
     context.show(&shown, || planned.iter().map(|one| one.text.as_str()).collect())?;
     let nothing = planned.iter().all(|one| one.action == ApplyAction::Unchanged);
@@ -200,6 +220,8 @@ pub(super) async fn apply_described(
 
 /// The objects of files, checked.
 struct Wanted {
+    /// At most one.
+    cells: Vec<WantedCells>,
     classes: WantedClasses,
     queues: WantedQueues,
     controllers: Vec<WantedRc>,
@@ -208,12 +230,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// Reads and checks all objects. Nothing is changed yet.
-    async fn read(context: &CommandContext, args: &FileArgs) -> anyhow::Result<Wanted> {
-        Self::of(context, &args.filename, described(&args.filename, &args.within)?).await
-    }
-
-    /// Checks all objects of files.
+    /// Checks all objects of files. Nothing is changed yet.
     async fn of(
         context: &CommandContext,
         files: &[String],
@@ -222,6 +239,7 @@ impl Wanted {
         described.check_not_empty(files)?;
         let files = files.join(", ");
         let mut problems = Vec::new();
+        let cells = WantedCells::read(context, described.cells, &mut problems).await?;
         let classes = WantedClasses::read(context, described.classes, &mut problems).await?;
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
@@ -229,6 +247,7 @@ impl Wanted {
         let documents =
             WantedDocument::read_all(context, described.documents, &after, &mut problems).await?;
         let jobs = WantedJob::read_all(context, described.jobs, &after, &mut problems).await?;
+        check_sizes(context, &cells, &mut problems);
         check_sizes(context, &classes.all, &mut problems);
         check_sizes(context, &queues.all, &mut problems);
         check_sizes(context, &controllers, &mut problems);
@@ -238,7 +257,7 @@ impl Wanted {
             let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
             return Err(failure(why, "correct the fields named; nothing was changed"));
         }
-        Ok(Wanted { classes, queues, controllers, documents, jobs })
+        Ok(Wanted { cells, classes, queues, controllers, documents, jobs })
     }
 
     /// Applies the objects until one fails. `applied`: those that were applied.
@@ -247,6 +266,7 @@ impl Wanted {
         context: &CommandContext,
         applied: &mut Vec<AppliedObject>,
     ) -> anyhow::Result<()> {
+        apply_all(context, &self.cells, applied).await?;
         apply_all(context, &self.classes.all, applied).await?;
         apply_all(context, &self.queues.all, applied).await?;
         apply_all(context, &self.controllers, applied).await?;
@@ -255,18 +275,20 @@ impl Wanted {
     }
 
     fn plan(&self) -> Vec<PlannedObject> {
+        let cells = self.cells.iter().map(WantedObject::planned);
         let classes = self.classes.all.iter().map(WantedObject::planned);
         let queues = self.queues.all.iter().map(WantedObject::planned);
         let controllers = self.controllers.iter().map(WantedObject::planned);
         let documents = self.documents.iter().map(WantedObject::planned);
         let jobs = self.jobs.iter().map(WantedObject::planned);
-        classes.chain(queues).chain(controllers).chain(documents).chain(jobs).collect()
+        cells.chain(classes).chain(queues).chain(controllers).chain(documents).chain(jobs).collect()
     }
 }
 
 /// The objects of files, by kind.
 #[derive(Default)]
 pub(super) struct DescribedObjects {
+    cells: Vec<DescribedCells>,
     classes: Vec<DescribedClass>,
     queues: Vec<DescribedQueue>,
     controllers: Vec<DescribedRc>,
@@ -275,11 +297,17 @@ pub(super) struct DescribedObjects {
 }
 
 impl DescribedObjects {
+    /// Configurations of cells, and nothing else.
+    pub(super) fn of_cells(cells: Vec<DescribedCells>) -> DescribedObjects {
+        DescribedObjects { cells, ..DescribedObjects::default() }
+    }
+
     /// `files`: where they are from. No files are no error.
     pub(super) fn check_not_empty(&self, files: &[String]) -> anyhow::Result<()> {
         let is_empty =
             self.queues.is_empty() && self.controllers.is_empty() && self.documents.is_empty();
-        if files.is_empty() || !(is_empty && self.jobs.is_empty() && self.classes.is_empty()) {
+        let is_empty = is_empty && self.classes.is_empty() && self.cells.is_empty();
+        if files.is_empty() || !(is_empty && self.jobs.is_empty()) {
             return Ok(());
         }
         let hint = "write a job, a queue or a replication controller into it";
@@ -288,6 +316,10 @@ impl DescribedObjects {
 
     /// Adds the objects of a document at `at`.
     fn add(&mut self, at: &str, document: Value, within: &Namespace) -> anyhow::Result<()> {
+        if document.get("kind").is_none() && cells::is_described(&document) {
+            self.cells.push(DescribedCells::new(at, &document, None)?);
+            return Ok(());
+        }
         if document.get("replication_controllers").is_some() {
             self.controllers.extend(DescribedRc::list(at, document)?);
             return Ok(());
@@ -326,6 +358,13 @@ pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<
     let mut described = DescribedObjects::default();
     for (file, text) in contents(files)? {
         let documents = document::all_from_yaml(&text).map_err(|why| wrong(&file, why))?;
+        if let [one] = &documents[..]
+            && one.get("kind").is_none()
+            && cells::is_described(one)
+        {
+            described.cells.push(DescribedCells::new(&file, one, Some(&text))?);
+            continue;
+        }
         for (n, document) in documents.into_iter().enumerate() {
             described.add(&format!("{file} (document {})", n + 1), document, within)?;
         }

@@ -339,6 +339,10 @@ fn what(record: &AuditRecord) -> String {
                 value(&d.after)
             )
         }
+        Details::CellsChanged(d) => {
+            let what = if d.before.is_some() { "changed" } else { "created" };
+            format!("cells {what}")
+        }
         Details::GroupsOrdered(d) => {
             let words = d
                 .groups

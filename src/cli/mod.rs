@@ -9,6 +9,7 @@
 mod apply;
 mod argv;
 mod audit;
+mod cell;
 mod complete;
 mod connect;
 mod context;
@@ -68,10 +69,12 @@ enum Command {
     #[command(subcommand)]
     Cron(cron::CronCommand),
     /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob and Queue, Kubeflow's TFJob, PyTorchJob,
-    /// MPIJob, XGBoostJob, Pod, PriorityClass, and replication_controllers
+    /// MPIJob, XGBoostJob, Pod, PriorityClass, HiveD's configuration of cells, and replication_controllers
     Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
     Plan(apply::FileArgs),
+    #[command(subcommand)]
+    Cell(cell::CellCommand),
     #[command(subcommand)]
     Label(label::LabelCommand),
     #[command(subcommand)]
@@ -144,7 +147,12 @@ pub fn main() -> ExitCode {
     };
     let out = cli.global.output();
     let mut address = None;
-    let is_plan = matches!(cli.command, Command::Plan(_) | Command::Rc(rc::RcCommand::Plan(_)));
+    let is_plan = matches!(
+        cli.command,
+        Command::Plan(_)
+            | Command::Rc(rc::RcCommand::Plan(_))
+            | Command::Cell(cell::CellCommand::Config(cell::CellConfigCommand::Plan(_)))
+    );
     let exit = run(cli, &mut address)
         .unwrap_or_else(|error| failure::report(&error, address.as_deref(), out.color));
     if is_plan { exit.of_plan().into() } else { exit.into() }
@@ -195,6 +203,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::Cron(command) => cron::run(&context()?, command).await,
         Command::Apply(args) => apply::apply(&context()?, &args).await,
         Command::Plan(args) => apply::plan(&context()?, &args).await,
+        Command::Cell(command) => cell::run(&context()?, command).await,
         Command::Label(command) => label::run(&context()?, command).await,
         Command::Audit(command) => audit::run(&context()?, command).await,
         Command::Farm(FarmCommand::Run(args)) => {

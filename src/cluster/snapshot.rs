@@ -3,7 +3,7 @@
 use super::allocations::AllocationIndex;
 use super::nodes::{NodeIndex, NodeReadiness, NodeRecords};
 use super::pods::PodLabels;
-use crate::placement::capacity::NodeCapacities;
+use crate::placement::capacity::{Fleet, NodeCapacities};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::cache::CacheIndex;
@@ -52,6 +52,14 @@ impl ClusterSnapshot {
     /// since when.
     pub fn readiness(&self, node: &NodeName) -> NodeReadiness {
         self.records.readiness_without_grace(node)
+    }
+
+    /// Input for the placement of gangs.
+    pub fn fleet(&self) -> Fleet {
+        let labels = self.nodes.labels.clone();
+        let is_unfit = |node: &&NodeName| self.readiness(node) != NodeReadiness::Ready;
+        let unfit = labels.nodes.keys().filter(is_unfit).cloned().collect();
+        Fleet { labels, unfit, node_capacities: self.node_capacities() }
     }
 
     /// Capacity and allocations of the nodes.

@@ -8,6 +8,7 @@
 //! none. Who writes them: node agents, users and farms. A crash leaves nothing.
 
 pub mod capacity;
+pub mod cells;
 mod discovery;
 mod remote;
 mod selector;

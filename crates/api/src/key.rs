@@ -168,6 +168,9 @@ layout! {
     queue_status(name: &QueueName) -> Key = "rcfarm/queue_status/{name}";
     priority_classes() -> Prefix = "rcfarm/priority_classes/";
     priority_class(name: &ObjectName) -> Key = "rcfarm/priority_classes/{name}";
+    cells() -> Prefix = "rcfarm/cells/";
+    /// Cells of the cluster and what virtual clusters have been promised: HiveD's configuration.
+    cell_config() -> Key = "rcfarm/cells/config";
     pod_groups() -> Prefix = "rcfarm/pod_groups/";
     pod_group(id: &Namespaced) -> Key = "rcfarm/pod_groups/{id}";
     pod_group_statuses() -> Prefix = "rcfarm/pod_group_status/";

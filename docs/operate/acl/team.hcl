@@ -20,9 +20,10 @@ key_prefix "rcfarm/pod_groups/team-a/"       { policy = "read" }
 key_prefix "rcfarm/pod_group_status/team-a/" { policy = "read" }
 key_prefix "lock/rcfarm/jobs/team-a/"        { policy = "read" }
 
-# Queues and priority classes, which teams share.
+# Queues, priority classes and cells, which teams share.
 # Labels and states of pods, and which nodes serve their logs: those of other teams are seen,
 # too, because these keys begin with the pod or the node. Manifests are not seen.
+key_prefix "rcfarm/cells/"            { policy = "read" }
 key_prefix "rcfarm/queues/"           { policy = "read" }
 key_prefix "rcfarm/queue_status/"     { policy = "read" }
 key_prefix "rcfarm/priority_classes/" { policy = "read" }

@@ -1,6 +1,6 @@
 //! Members of an active job that do not run, each with the reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::cli::context::CommandContext;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
 use crate::job::pod_status::{PodState, stands};
-use crate::placement::capacity::{Decision, Fleet, Gang, place};
+use crate::placement::capacity::{Decision, Gang, place};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
@@ -199,13 +199,7 @@ impl Known<'_> {
             ports: 0,
             name,
         };
-        let nodes: BTreeSet<&NodeName> = self.cluster.nodes.labels.nodes.keys().collect();
-        let is_unfit = |node: &&&NodeName| self.cluster.readiness(node) != NodeReadiness::Ready;
-        let fleet = Fleet {
-            labels: self.cluster.nodes.labels.clone(),
-            unfit: nodes.iter().filter(is_unfit).map(|node| (*node).clone()).collect(),
-            node_capacities: self.cluster.node_capacities(),
-        };
+        let fleet = self.cluster.fleet();
         let packing = Packing::default();
         match place(&Gang { name: String::new(), packing, tasks: vec![one] }, &fleet) {
             Decision::Wait(waits) => match waits.into_iter().next() {

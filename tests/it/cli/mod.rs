@@ -4,6 +4,7 @@ mod apply;
 mod audit;
 mod beside_p2;
 mod capacity;
+mod cell;
 mod cron;
 mod daemon_logs;
 mod dev;

@@ -19,6 +19,12 @@ const PRINTING: &[&str] = &[
     "audit list",
     "audit prune --keep 30d --dry-run",
     "audit verify",
+    "cell config get",
+    "cell config plan cells.yaml",
+    "cell status b",
+    "cell status PWNED",
+    "cell tree",
+    "cell config apply cells.yaml",
     "complete -- rc get",
     "complete -- job get",
     "cron delete b",
@@ -195,6 +201,15 @@ async fn write_records(cluster: &HttpCluster, rc: &str) {
             json!({"state": "Unknown", "message": HOSTILE, "ignored": [HOSTILE]}),
         ),
         ("rcfarm/queues/b".to_owned(), json!({"spec": {"order": HOSTILE}})),
+        (
+            "rcfarm/cells/config".to_owned(),
+            json!({"physicalCluster": {
+                    "cellTypes": {HOSTILE: {"childCellType": HOSTILE.to_owned() + "GPU", "childCellNumber": 1,
+                        "isNodeLevel": true}},
+                    "physicalCells": [{"cellType": HOSTILE, "cellAddress": HOSTILE}]},
+                "virtualClusters": {HOSTILE: {"virtualCells": [{"cellType": HOSTILE, "cellNumber": 1}]},
+                    "PWNED": {}}}),
+        ),
         ("rcfarm/priority_classes/a".to_owned(), json!({"value": 7, "description": HOSTILE})),
         ("rcfarm/priority_classes/b".to_owned(), json!({"value": HOSTILE})),
         ("rcfarm/jobs/default/a".to_owned(), job("a")),
@@ -301,6 +316,8 @@ async fn no_command_prints_control_characters_of_records() {
     write_records(&cluster, &rc).await;
     let hostile = serde_json::to_string(&job("c")).unwrap();
     std::fs::write(cluster.dir.path().join("hostile.yaml"), hostile).unwrap();
+    let cells = json!({"physicalCluster": {}, HOSTILE: 1});
+    std::fs::write(cluster.dir.path().join("cells.yaml"), cells.to_string()).unwrap();
     let bad = json!({"kind": HOSTILE, "metadata": {"name": HOSTILE}});
     std::fs::write(cluster.dir.path().join("bad.yaml"), bad.to_string()).unwrap();
     let mut wrong = Vec::new();

@@ -10,8 +10,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{
-    EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange, RecordChange,
-    RecordStep,
+    CellsChange, EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange,
+    RecordChange, RecordStep,
 };
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
@@ -72,6 +72,8 @@ pub enum Details {
     QueueDeleted(QueueChange),
     /// [`EventType::PriorityClassChanged`]
     PriorityClassChanged(PriorityClassChange),
+    /// [`EventType::CellsChanged`]
+    CellsChanged(CellsChange),
     /// [`EventType::GroupsOrdered`]
     GroupsOrdered(GroupsOrdered),
     /// [`EventType::JobStep`]
@@ -391,6 +393,7 @@ details!(
     QueueChanged,
     QueueDeleted,
     PriorityClassChanged,
+    CellsChanged,
     GroupsOrdered,
     JobStep,
     JobChanged,
@@ -412,6 +415,7 @@ impl Details {
             Details::PriorityClassChanged(d) => {
                 Cow::Owned(Details::PriorityClassChanged(d.abridged()))
             }
+            Details::CellsChanged(d) => Cow::Owned(Details::CellsChanged(d.abridged())),
             _ => Cow::Borrowed(self),
         }
     }
@@ -440,6 +444,7 @@ impl Details {
             | Details::QueueChanged(_)
             | Details::QueueDeleted(_)
             | Details::PriorityClassChanged(_)
+            | Details::CellsChanged(_)
             | Details::GroupsOrdered(_)
             | Details::JobStep(_)
             | Details::JobChanged(_)

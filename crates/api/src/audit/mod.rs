@@ -32,7 +32,8 @@ pub use job_fold::{
 pub use jobs::{JobChange, JobStep, RecordChange, RecordStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{
-    GroupChange, GroupsOrdered, LONGEST_REPEATED, PriorityClassChange, QueueChange, abridged,
+    CellsChange, GroupChange, GroupsOrdered, LONGEST_REPEATED, PriorityClassChange, QueueChange,
+    abridged,
 };
 pub use record::{AuditCause, AuditRecord, CauseKind, EventType, SCHEMA_VERSION};
 

@@ -61,6 +61,19 @@ pub struct PriorityClassChange {
     pub after: Option<Value>,
 }
 
+/// The configuration of cells was created or changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CellsChange {
+    /// Who made the change.
+    pub actor: Actor,
+    /// Reason, a fixed token.
+    pub reason: String,
+    /// Record before, [`abridged`]. `None`: there was none, or an invalid one.
+    pub before: Option<Value>,
+    /// Record now, [`abridged`].
+    pub after: Option<Value>,
+}
+
 /// The owner of a scheduler record changed groups. One record per transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupsOrdered {
@@ -114,6 +127,14 @@ impl PriorityClassChange {
     pub(super) fn abridged(&self) -> PriorityClassChange {
         let [before, after] = [&self.before, &self.after].map(|spec| spec.clone().map(abridged));
         PriorityClassChange { before, after, ..self.clone() }
+    }
+}
+
+impl CellsChange {
+    /// The change as it is written.
+    pub(super) fn abridged(&self) -> CellsChange {
+        let [before, after] = [&self.before, &self.after].map(|spec| spec.clone().map(abridged));
+        CellsChange { before, after, ..self.clone() }
     }
 }
 
@@ -172,11 +193,18 @@ mod tests {
                 before: Some(value.clone()),
                 after: Some(value.clone()),
             };
+            let cells = CellsChange {
+                actor: Actor::Farm,
+                reason: "Requested".to_owned(),
+                before: Some(value.clone()),
+                after: Some(value.clone()),
+            };
             [
                 Details::QueueCreated(change.clone()),
                 Details::QueueChanged(change.clone()),
                 Details::QueueDeleted(change),
                 Details::PriorityClassChanged(class),
+                Details::CellsChanged(cells),
             ]
         };
         for (value, written) in [(&longest, longest.clone()), (&longer, abridged(longer.clone()))] {

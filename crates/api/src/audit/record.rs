@@ -179,6 +179,8 @@ events! {
     QueueDeleted = "QUEUE_DELETED",
     /// A priority class was created, changed or deleted.
     PriorityClassChanged = "PRIORITY_CLASS_CHANGED",
+    /// The configuration of cells was created or changed.
+    CellsChanged = "CELLS_CHANGED",
     /// Groups were admitted, placed, requeued or removed.
     GroupsOrdered = "POD_GROUPS_ORDERED",
     /// A farm changed a job's phase or pods.

@@ -104,12 +104,8 @@ fn removed(id: u8, from: &[u8]) -> OrphansRemoved {
 }
 
 fn logged(position: u64, details: &Details) -> Logged {
-    let second = i64::try_from(position).unwrap();
-    Logged {
-        id: Uuid::from_u128(u128::from(position)),
-        index: Index(position),
-        record: AuditRecord::new(details, at(second)),
-    }
+    let record = AuditRecord::new(details, at(i64::try_from(position).unwrap()));
+    Logged { id: Uuid::from_u128(u128::from(position)), index: Index(position), record }
 }
 
 fn log(events: &[Details]) -> Vec<Logged> {
@@ -195,6 +191,10 @@ fn every_event_type_round_trips() {
             before: None,
             after: Some(json!({"value": 1000})),
         }),
+        {
+            let (reason, after) = ("Requested".to_owned(), Some(json!({"physicalCluster": {}})));
+            Details::CellsChanged(CellsChange { actor: user(), reason, before: None, after })
+        },
         Details::GroupsOrdered(GroupsOrdered {
             scheduler: "default".parse().unwrap(),
             farm: "f1".parse().unwrap(),

@@ -8,7 +8,7 @@ use super::{CellConfig, PhysicalCellSpec};
 use crate::model::{CellType, Chain, Level};
 
 /// Most cells of a cluster, and of all virtual clusters together.
-pub(super) const MAX_CELLS: u64 = 1 << 21;
+pub(super) const MAX_CELLS: u64 = 1 << 18;
 /// Most levels of a chain.
 const MAX_LEVELS: usize = 32;
 

@@ -11,7 +11,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use rcfarm_api::FieldError;
+use rcfarm_api::{FieldError, Stored};
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +117,10 @@ pub struct PinnedCellSpec {
     /// The name that a physical cell has.
     #[serde(default, deserialize_with = "text_or_number")]
     pub pinned_cell_id: PinnedCellId,
+}
+
+impl Stored for CellConfig {
+    const PAGE: &'static str = "docs/guide/cells.md";
 }
 
 impl CellConfig {

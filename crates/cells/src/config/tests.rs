@@ -177,7 +177,7 @@ fn child_types_are_finite_and_have_children() {
         "childCellType: GPU, childCellNumber: 2",
         "childCellType: GPU, childCellNumber: 9000000000",
         "physicalCluster.physicalCells[0].cellType",
-        "more than 2097152 cells",
+        "more than 262144 cells",
         "lower",
     );
 }
@@ -286,7 +286,7 @@ fn virtual_cells_follow_a_chain() {
         "cellNumber: 1",
         "cellNumber: 900000000",
         "virtualClusters.A.virtualCells[0].cellNumber",
-        "more than 2097152",
+        "more than 262144",
         "lower",
     );
     refused("  A: {", "  A/B: {", "virtualClusters.A/B", "slash", "rename");
