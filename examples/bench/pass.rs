@@ -123,6 +123,7 @@ impl Passes {
             unreadable: &unreadable,
             set_aside: &BTreeMap::new(),
             fleet: &self.fleet,
+            cells: None,
             down: &down,
             may_forget: true,
             with_orphaned: false,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::cluster::ClusterView;
+use crate::cluster::cells::CellConfigIndex;
 use crate::cluster::commands::Commands;
 use crate::cluster::priority_classes::PriorityClassIndex;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
@@ -21,6 +22,8 @@ pub struct SchedulerCaches {
     pub queues: Arc<Cache<QueueIndex>>,
     /// Cache of `rcfarm/priority_classes/`. Read it through [`crate::cluster::priority_classes::KeptClasses`].
     pub classes: Arc<Cache<PriorityClassIndex>>,
+    /// Cache of `rcfarm/cells/`.
+    pub cells: Arc<Cache<CellConfigIndex>>,
     /// Cache of `rcfarm/pod_groups/`.
     pub groups: Arc<Cache<GroupIndex>>,
     /// Cache of `rcfarm/commands/`, shared with jobs.
@@ -40,6 +43,7 @@ impl SchedulerCaches {
         Arc::new(SchedulerCaches {
             queues: Cache::guarded(reader.clone(), key::queues(), PollPolicy::PROMPT),
             classes: Cache::guarded(reader.clone(), key::priority_classes(), PollPolicy::PROMPT),
+            cells: Cache::new(reader.clone(), key::cells(), PollPolicy::PROMPT),
             // Not guarded against mass deletion: groups end with their jobs. A transaction that forgets one checks its
             // record.
             groups: Cache::new(reader.clone(), key::pod_groups(), PollPolicy::BULK),
@@ -55,7 +59,8 @@ impl SchedulerCaches {
         let groups = async { self.groups.read_now().await.map(drop) };
         let classes = async { self.classes.read_now().await.map(drop) };
         let allocations = async { self.view.ledger.tree.read_now().await.map(drop) };
-        futures_util::future::try_join4(queues, classes, groups, allocations).await.map(drop)
+        let cells = async { self.cells.read_now().await.map(drop) };
+        futures_util::future::try_join5(queues, classes, groups, allocations, cells).await.map(drop)
     }
 
     /// Nodes that match a selector.

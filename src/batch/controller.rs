@@ -20,6 +20,7 @@ use super::plan::{BatchObserved, BatchPlan, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
 use super::writes::{PlacementBatch, QueueBook, audited, batch, revised};
 use crate::cluster::allocations::booked_node;
+use crate::cluster::cells::{self, StoredCells};
 use crate::cluster::priority_classes::KeptClasses;
 use crate::cluster::queues::{GroupIndex, QueueIndex};
 use crate::farm::kind::{Action, ClaimedRecord, Controller, ControllerContext, ReconcileError};
@@ -107,6 +108,7 @@ struct IdlePass {
     queues: Arc<QueueIndex>,
     classes: PriorityClasses,
     groups: Arc<GroupIndex>,
+    cells: Option<Arc<StoredCells>>,
     fleet: Fleet,
     down: BTreeSet<NodeName>,
     may_forget: bool,
@@ -124,6 +126,10 @@ impl IdlePass {
             && self.classes == seen.queues.1
             && Arc::ptr_eq(&self.groups, groups)
             && self.spec == *seen.spec
+            && match (&self.cells, seen.cells) {
+                (Some(known), Some(cells)) => Arc::ptr_eq(known, cells),
+                (known, cells) => known.is_none() && cells.is_none(),
+            }
             && self.fleet.equals(seen.fleet)
             && self.down == *seen.down
             && self.may_forget == seen.may_forget
@@ -271,7 +277,9 @@ impl SchedulerController {
         let queues = self.caches.queues.snapshot();
         let groups = self.caches.groups.snapshot();
         let classes = self.caches.classes.snapshot();
-        if !queues.is_read() || !groups.is_read() || !classes.is_read() {
+        let cells = self.caches.cells.snapshot();
+        let is_read = cells.is_read() && classes.is_read();
+        if !queues.is_read() || !groups.is_read() || !is_read {
             return Ok(None);
         }
         let classes = self.classes.update(&classes);
@@ -290,6 +298,7 @@ impl SchedulerController {
             unreadable: &self.unreadable,
             set_aside: &self.set_aside.groups,
             fleet: &fleet,
+            cells: cells::stored(&cells.value),
             down: &down,
             may_forget: groups.untrusted.is_none(),
             with_orphaned: self.to_recount || monotonic() >= self.orphan_search_at,
@@ -314,6 +323,7 @@ impl SchedulerController {
                     queues: queues.value.clone(),
                     classes,
                     groups: groups.value.clone(),
+                    cells: cells::stored(&cells.value).cloned(),
                     fleet,
                     down,
                     may_forget,

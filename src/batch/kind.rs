@@ -12,6 +12,7 @@ use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
 use crate::farm::subscriptions::Subscriber;
+use crate::placement::cells;
 use rcfarm_api::ids::{Namespaced, ObjectName, QueueName};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::pod_group::spec::PodGroupRecord;
@@ -27,7 +28,12 @@ pub fn spec() -> KindSpec {
     let default: ObjectName = DEFAULT_SCHEDULER.parse().expect("a legal name");
     KindSpec {
         check_name: check_name::<ObjectName>,
-        reads: vec![key::labels(LabelKind::Node), key::nodes(), key::priority_classes()],
+        reads: vec![
+            key::labels(LabelKind::Node),
+            key::nodes(),
+            key::priority_classes(),
+            key::cells(),
+        ],
         writes: vec![
             key::schedulers(),
             key::scheduler_statuses(),
@@ -44,6 +50,7 @@ pub fn spec() -> KindSpec {
             key::pod_group_statuses(),
             key::commands(),
             key::priority_classes(),
+            key::cells(),
         ],
         seeds: vec![(key::scheduler(&default), SchedulerRecord::default().encode())],
         checks: vec![
@@ -70,6 +77,12 @@ pub fn spec() -> KindSpec {
                 prefix: key::priority_classes(),
                 check: check_class,
                 remedy: "correct them: rcfarm apply -f; or: rcfarm priority-class delete",
+            },
+            RecordCheck {
+                title: "cells",
+                prefix: key::cells(),
+                check: check_cells,
+                remedy: "correct them: rcfarm cell config apply FILE",
             },
         ],
         ..KindSpec::new(
@@ -108,6 +121,15 @@ fn check_class(tail: &str, value: &[u8]) -> Result<(), FieldError> {
     bad.into_iter().next().map_or(Ok(()), Err)
 }
 
+fn check_cells(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    if Some(tail) != key::cells().tail(key::cell_config().as_str()) {
+        let fix = "delete it: consul kv delete";
+        return Err(FieldError::new(FieldError::KEY, "there is only rcfarm/cells/config", fix));
+    }
+    let bad = cells::decode(value).err().unwrap_or_default();
+    bad.into_iter().next().map_or(Ok(()), Err)
+}
+
 /// Subscriptions and controllers of the kind `scheduler`.
 pub struct SchedulerKind {
     ctx: ControllerContext,
@@ -128,6 +150,7 @@ impl Kind for SchedulerKind {
         on_node_changes(subscriber, &self.caches.view, |wake, _| wake.all());
         subscriber.on(&self.caches.queues, |wake, _, _| wake.all());
         subscriber.on(&self.caches.classes, |wake, _, _| wake.all());
+        subscriber.on(&self.caches.cells, |wake, _, _| wake.all());
         subscriber.on(&self.caches.groups, |wake, _, _| wake.all());
         subscriber.on(&self.caches.commands, |wake, old, new| {
             if old.value.queues != new.value.queues {

@@ -1,8 +1,8 @@
 //! Queueing of PodGroups: admits groups and binds their members to nodes. A scheduler record is claimed like any other
 //! record, so exactly one farm works on the queues that name it; after its failure another farm claims it.
 //!
-//! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/priority_classes/`, `rcfarm/pod_groups/`, their
-//! statuses, `rcfarm/commands/`, `rcfarm/nodes/`, `labels/node/`, `rcfarm/allocations/`.
+//! Keys read: `rcfarm/schedulers/<name>`, `rcfarm/queues/`, `rcfarm/priority_classes/`, `rcfarm/cells/config`,
+//! `rcfarm/pod_groups/`, their statuses, `rcfarm/commands/`, `rcfarm/nodes/`, `labels/node/`, `rcfarm/allocations/`.
 //! Keys written: `rcfarm/scheduler_status/<name>` in every transaction, `rcfarm/queue_status/<queue>`,
 //! `rcfarm/pod_group_status/<ns>/<name>`, `rcfarm/allocations/<node>`, `audit_logs/<uuid v7>`. A queue's record,
 //! `rcfarm/queues/<queue>`, is written in two cases: a command opens or closes it, and is deleted in the same
@@ -20,6 +20,7 @@
 //! |---|---|
 //! | `controller` | start here: reads statuses and caches, plans, commits; commands and statuses of queues |
 //! | [`plan`](mod@plan) | one pass: updates known groups, then admits waiting ones. Pure |
+//! | `plan/cells.rs` | groups that ask for cells: placed by [`rcfarm_cells`], rebuilt from configuration and statuses. Pure |
 //! | [`queues`] | the tree of queues: which are open, and their remaining capability. Pure |
 //! | [`pod_group_machine`], [`queue_machine`] | phases of a group, states of a queue. Pure |
 //! | [`placing`] | members of a group as pods on nodes. Pure |

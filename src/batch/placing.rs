@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::bounds::Bounds;
-use crate::placement::capacity::{self, Booking, Gang, Ledger, NodeCapacities};
+use crate::placement::capacity::{self, Booking, Gang, Ledger, NodeCapacities, PodResources};
 use rcfarm_api::Index;
 use rcfarm_api::ResourceList;
 use rcfarm_api::allocation::{AllocationOwner, entry_bytes};
+use rcfarm_api::cells::AffinityGroupRecord;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodId;
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupSpec, TaskSpec};
@@ -29,9 +30,17 @@ pub struct GroupMember {
     pub want: ResourceList,
     /// Port that it gets.
     pub port: Option<u16>,
+    /// Numbers of its devices; empty: any.
+    pub devices: BTreeSet<u32>,
 }
 
 impl GroupMember {
+    /// What is allocated to it.
+    #[must_use]
+    pub fn resources(&self) -> PodResources<'_> {
+        PodResources { amounts: &self.want, port: self.port, devices: &self.devices }
+    }
+
     /// Whether the record of its node's allocations lists it.
     fn has_allocation(&self) -> bool {
         !self.want.is_zero() || self.port.is_some()
@@ -112,16 +121,21 @@ pub fn placement(
     let asks = spec.tasks.iter().map(|task| (task.name.clone(), task.resources.clone())).collect();
     let members = spec.tasks.iter().map(nodes).collect();
     let (ports, ended, pod_ids) = (BTreeMap::new(), BTreeMap::new(), spec.pod_ids);
-    GroupPlacement { state, members, asks, pod_ids, ports, ended, then: None }
+    GroupPlacement { state, members, asks, pod_ids, ports, ended, cells: None, then: None }
 }
 
 /// Placed members.
 #[must_use]
 pub fn members(id: &GroupId, placement: &GroupPlacement) -> Vec<GroupMember> {
+    let cells = placement.cells.as_ref().map(|cells| cells.devices());
     let member = |(task, n, node): (&str, u32, &NodeName)| {
         let pod = placement.pod_ids.pod_id(id, task, n).ok()?;
         let want = placement.asks.get(task).cloned().unwrap_or_default();
-        Some(GroupMember { node: node.clone(), pod, want, port: placement.port_of(task, n) })
+        let devices = cells
+            .as_ref()
+            .and_then(|cells| cells.get(AffinityGroupRecord::pod_name(task, n).as_str()).cloned());
+        let (node, port) = (node.clone(), placement.port_of(task, n));
+        Some(GroupMember { node, pod, want, port, devices: devices.unwrap_or_default() })
     };
     placement.placed().filter_map(member).collect()
 }
@@ -189,7 +203,7 @@ pub fn missing(
 ) -> Vec<GroupMember> {
     let owner = AllocationOwner::of_group(id);
     all.into_iter()
-        .filter(|m| !node_capacities.of(&m.node).holds_with_port(&m.pod, &owner, &m.want, m.port))
+        .filter(|m| !node_capacities.of(&m.node).holds_devices(&m.pod, &owner, &m.resources()))
         .collect()
 }
 
@@ -206,7 +220,7 @@ pub fn bookings(
     let mut ledger = Ledger::on(node_capacities);
     release.iter().for_each(|m| ledger.release(&m.node, &m.pod, &owner));
     for m in allocate {
-        let insufficient = ledger.allocate_with_port(&m.node, &m.pod, &owner, &m.want, m.port);
+        let insufficient = ledger.allocate_devices(&m.node, &m.pod, &owner, &m.resources());
         insufficient.map_err(|insufficient| format!("{} on {}: {insufficient}", m.pod, m.node))?;
     }
     Ok(ledger.bookings())
@@ -269,6 +283,7 @@ mod tests {
             pod: format!("p{n}").parse().unwrap(),
             want: "cpu=1m".parse().unwrap(),
             port: None,
+            devices: BTreeSet::new(),
         };
         let all: Vec<GroupMember> = (0..20).map(member).collect();
         let (node_capacities, id) = (NodeCapacities::default(), "ns/g".parse().unwrap());

@@ -4,7 +4,7 @@
 //! priority of the queue; admitted groups, which lost their nodes, before waiting ones; priority of the group; waiting
 //! time. A group is admitted and placed in one step: its queue and the ancestors must have the capability, and each
 //! member that it needs to start needs a node with capacity. Its `minResources` must be left, too
-//! (`plan/min_resources.rs`).
+//! (`plan/min_resources.rs`). A group that asks for cells is placed by them (`plan/cells.rs`).
 //!
 //! In a FIFO queue a group that does not fit blocks those behind it and keeps its place, however long it waits, unless
 //! it exceeds a capability outright. In other queues those behind it go ahead, until it was passed as often as the queue
@@ -14,6 +14,7 @@
 //! ([`BatchPlan::more`]). What did not fit is remembered until capacity grows ([`PassMemory`]).
 
 mod adjust;
+mod cells;
 mod growth;
 mod known;
 mod memory;
@@ -27,6 +28,7 @@ mod tests;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub use memory::PassMemory;
 use passes::Head;
@@ -40,9 +42,11 @@ use super::placing::{
 use super::ports;
 use super::queues::{Queues, Usage};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
+use crate::cluster::cells::StoredCells;
 use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Fleet, Gang};
 use rcfarm_api::Index;
+use rcfarm_api::cells::AffinityGroupRecord;
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupReason, PodGroupStatus};
@@ -69,6 +73,8 @@ pub struct BatchObserved<'a> {
     pub set_aside: &'a BTreeMap<GroupId, SetAside>,
     /// Nodes that the scheduler may use.
     pub fleet: &'a Fleet,
+    /// The configuration of cells.
+    pub cells: Option<&'a Arc<StoredCells>>,
     /// Nodes that are down; members without a pod are moved away.
     pub down: &'a BTreeSet<NodeName>,
     /// Whether the statuses of groups without a record may be deleted. `false` while ACLs hide a part of
@@ -162,7 +168,8 @@ fn single<'c>(c: &'c Candidate<'_>) -> Option<(&'c str, &'c ResourceList)> {
     match &c.record.spec.tasks[..] {
         [task] if task.replicas == 1 && !c.admitted => {
             let spec = &c.record.spec;
-            let is_plain = spec.ended.is_empty() && spec.min_resources.is_zero();
+            let is_plain =
+                spec.ended.is_empty() && spec.min_resources.is_zero() && spec.cells.is_none();
             is_plain.then_some((&task.node_selector[..], &task.resources))
         }
         _ => None,
@@ -372,7 +379,7 @@ impl<'a> Pass<'a, '_> {
         for (candidate, node) in run.iter().zip(&nodes) {
             let spec = &candidate.record.spec;
             let answer = [(spec.tasks[0].name.clone(), vec![node.clone()])].into();
-            self.bind(candidate, &capacity::GangPlacement { tasks: answer });
+            self.bind(candidate, &capacity::GangPlacement { tasks: answer }, None);
         }
         nodes.len()
     }
@@ -384,20 +391,24 @@ impl<'a> Pass<'a, '_> {
             self.block(c, why);
             return 1;
         }
+        if let Some(cells) = &spec.cells {
+            self.admit_to_cells(c, cells, &all);
+            return 1;
+        }
         let mut found = self.find(c, all);
         let least = spec.least_to_place();
         if found.is_err() && spec.min_member.is_some() && least != spec.all_to_place() {
             found = self.find(c, self.asked(c, &least));
         }
         match found {
-            Ok(answer) => self.bind(c, &answer),
+            Ok(answer) => self.bind(c, &answer, None),
             Err(why) => self.block(c, why),
         }
         1
     }
 
-    /// Placement within the queue's capability and the nodes' capacity.
-    fn find(&mut self, c: &Candidate<'a>, asked: Asked) -> Result<capacity::GangPlacement, Why> {
+    /// Whether a group is within the queue's capability.
+    fn check_queue(&self, c: &Candidate<'a>, asked: &Asked) -> Result<(), Why> {
         let queues = self.seen.queues;
         let enough = match c.known.filter(|_| c.admitted) {
             Some(known) => {
@@ -407,7 +418,12 @@ impl<'a> Pass<'a, '_> {
             }
             None => queues.fits(&self.plan.usage, &c.queue, &asked.charge),
         };
-        enough.map_err(|too_much| (too_much.reason, Message::Text(too_much.message)))?;
+        enough.map_err(|too_much| (too_much.reason, Message::Text(too_much.message)))
+    }
+
+    /// Placement within the queue's capability and the nodes' capacity.
+    fn find(&mut self, c: &Candidate<'a>, asked: Asked) -> Result<capacity::GangPlacement, Why> {
+        self.check_queue(c, &asked)?;
         let found = match self.find_beside_head(c, &asked.gang) {
             Some(found) => found?,
             None => {
@@ -437,9 +453,15 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Admits and binds a group; writes the reservation ahead if it has too many nodes.
-    fn bind(&mut self, c: &Candidate<'a>, answer: &capacity::GangPlacement) {
+    fn bind(
+        &mut self,
+        c: &Candidate<'a>,
+        answer: &capacity::GangPlacement,
+        cells: Option<AffinityGroupRecord>,
+    ) {
         let spec = &c.record.spec;
         let mut place = placement(spec, answer, PlacementState::Bound);
+        place.cells = cells.map(Box::new);
         if let Err(why) = ports::assign(self.memory.index.node_capacities(), spec, &mut place) {
             return self.wait(c, (PodGroupReason::InsufficientCapacity, Message::Text(why)));
         }
@@ -490,7 +512,10 @@ impl<'a> Pass<'a, '_> {
             self.due(until);
         }
         if !self.is_strict(&c.queue) {
-            self.note_head(c, reason);
+            // What is kept for the first is counted by capacity, not by cells.
+            if c.record.spec.cells.is_none() {
+                self.note_head(c, reason);
+            }
         } else if reason != PodGroupReason::ExceedsCapability {
             self.blocked_by.insert(c.queue.clone(), c.id.clone());
         }

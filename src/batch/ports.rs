@@ -123,6 +123,7 @@ mod tests {
             pod_ids: Default::default(),
             ports: BTreeMap::new(),
             ended: BTreeMap::new(),
+            cells: None,
             then: None,
         };
         (spec, place)

@@ -118,7 +118,7 @@ fn build(
         for m in &change.allocate {
             // The plan used the same capacities. If an allocation fails after all, the transaction must be refused:
             // `Bound` would be wrong.
-            if ledger.allocate_with_port(&m.node, &m.pod, &owner, &m.want, m.port).is_err() {
+            if ledger.allocate_devices(&m.node, &m.pod, &owner, &m.resources()).is_err() {
                 batch.ops.push(never(m));
             }
         }

@@ -246,7 +246,9 @@ impl Wanted {
         let after = queues.after(classes.after());
         let documents =
             WantedDocument::read_all(context, described.documents, &after, &mut problems).await?;
-        let jobs = WantedJob::read_all(context, described.jobs, &after, &mut problems).await?;
+        let model = cells.first().map(WantedCells::model);
+        let jobs =
+            WantedJob::read_all(context, described.jobs, (&after, model), &mut problems).await?;
         check_sizes(context, &cells, &mut problems);
         check_sizes(context, &classes.all, &mut problems);
         check_sizes(context, &queues.all, &mut problems);

@@ -6,6 +6,7 @@
 //! Keys written: none. Who writes them: users, farms and node agents. A crash leaves nothing.
 
 pub mod allocations;
+pub mod cells;
 pub mod commands;
 mod failure_tracker;
 pub mod health;

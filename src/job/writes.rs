@@ -227,6 +227,7 @@ pub fn group_of(
             uid: uid.to_string(),
         }),
         round: plan.status.round,
+        cells: job.cells.clone(),
         moves: moves_of(job, plan),
         ended: ended_by_task(job, plan),
         schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),

@@ -1,40 +1,16 @@
 //! Affinity groups: gangs of pods that are placed together, and what they hold.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
-use jiff::Timestamp;
+pub use rcfarm_api::cells::{GroupKey, LazyPreemptionStatus};
 use serde::{Deserialize, Serialize};
 
-use crate::model::{CellIx, CellPriority, MIN_GUARANTEED_PRIORITY, NONE, VirtualClusterName};
+use crate::model::{CellIx, CellPriority, MIN_GUARANTEED_PRIORITY, NONE};
 use crate::request::GroupRequest;
 
 /// Number of a group in the state.
 pub(crate) type GroupIx = u32;
-
-/// Name of a group, within its virtual cluster.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct GroupKey {
-    /// The virtual cluster.
-    pub virtual_cluster: VirtualClusterName,
-    /// The name.
-    pub name: String,
-}
-
-impl GroupKey {
-    /// The group `name` of `virtual_cluster`.
-    pub fn new(virtual_cluster: impl Into<String>, name: impl Into<String>) -> GroupKey {
-        GroupKey { virtual_cluster: virtual_cluster.into(), name: name.into() }
-    }
-}
-
-impl fmt::Display for GroupKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.virtual_cluster, self.name)
-    }
-}
 
 /// State of a group that holds cells. A group without cells is pending, and not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,16 +32,6 @@ impl AffinityGroupState {
             AffinityGroupState::BeingPreempted => "BeingPreempted",
         }
     }
-}
-
-/// A guaranteed group whose cells another group of its virtual cluster took: its pods keep running as opportunistic.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LazyPreemptionStatus {
-    /// The group that took them, in the same virtual cluster; the group itself if it did not fit a new configuration.
-    pub preemptor: String,
-    /// When.
-    pub preemption_time: Timestamp,
 }
 
 /// Place of one pod.

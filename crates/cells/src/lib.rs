@@ -72,5 +72,5 @@ pub use group::{
 pub use model::{CellHealthiness, CellModel};
 pub use place::plan::ChainReason;
 pub use record::{AffinityGroupRecord, PodPlacementRecord, RebuildNote};
-pub use request::{BadRequest, GroupRequest, PodRequest};
+pub use request::{BadRequest, CheckedRequest, GroupRequest, PodRequest};
 pub use scheduler::{CellDecision, CellEvent, CellPlan, CellScheduler, CellWait, StalePlan};

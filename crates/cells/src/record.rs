@@ -4,67 +4,18 @@
 //! that they outlive the process. The order of the records does not matter: those of higher priority come first, then by
 //! name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+pub use rcfarm_api::cells::{AffinityGroupRecord, PodPlacementRecord};
+use rcfarm_api::cells::{numbers, ranges};
 use serde::{Deserialize, Serialize};
 
 use crate::group::{AffinityGroup, GroupIx, GroupKey, LazyPreemptionStatus, PodPlacementInfo};
-use crate::model::{CellAddress, CellHealthiness, CellIx, CellModel, CellType, NONE};
-use crate::request::GroupRequest;
+use crate::model::{CellHealthiness, CellIx, CellModel, NONE};
 use crate::scheduler::{CellEvent, CellScheduler};
 use crate::state::State;
-
-/// A group that holds cells, as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AffinityGroupRecord {
-    /// What it asked for.
-    pub request: GroupRequest,
-    /// Whether its cells are reserved, not used.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub preempting: bool,
-    /// Name of the chain.
-    pub chain: String,
-    /// Types of the preassigned cells that its places name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub preassigned: BTreeMap<CellAddress, CellType>,
-    /// Places, by member.
-    pub pods: Vec<PodPlacementRecord>,
-    /// Pods that wait for the reservation.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub preempting_pods: BTreeSet<String>,
-    /// Set while the group runs as opportunistic.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lazy_preemption: Option<LazyPreemptionStatus>,
-}
-
-/// Place of one pod, as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodPlacementRecord {
-    /// Number of the member.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub member: usize,
-    /// The node.
-    pub node: String,
-    /// Device numbers, such as `0-3,7`.
-    pub devices: String,
-    /// The preassigned virtual cell; none for an opportunistic group.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cell: Option<CellAddress>,
-    /// Leaves of that cell, counted from its first, such as `8-15`; in the order of the devices.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub leaves: String,
-    /// The pod that has the place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod: Option<String>,
-}
-
-fn is_zero(number: &usize) -> bool {
-    *number == 0
-}
 
 /// What could not be restored as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -423,61 +374,4 @@ fn descend(state: &State, root: CellIx, leaf: CellIx) -> Result<CellIx, &'static
         v = next.ok_or(TAKEN)?;
     }
     Ok(v)
-}
-
-/// Numbers as text, runs as `from-to`, in order.
-pub(crate) fn ranges(numbers: impl IntoIterator<Item = i32>) -> String {
-    let mut runs: Vec<(i32, i32)> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some((_, to)) if *to >= 0 && number == *to + 1 => *to = number,
-            _ => runs.push((number, number)),
-        }
-    }
-    let runs = runs.iter().map(|&(from, to)| match to - from {
-        0 => from.to_string(),
-        1 => format!("{from},{to}"),
-        _ => format!("{from}-{to}"),
-    });
-    runs.collect::<Vec<_>>().join(",")
-}
-
-/// Most numbers that a text can stand for.
-const MAX_NUMBERS: usize = 1 << 16;
-
-/// What [`ranges`] wrote. What cannot be read is left out.
-pub(crate) fn numbers(text: &str) -> Vec<i32> {
-    let mut numbers = Vec::new();
-    for part in text.split(',') {
-        let run = part.get(1..).and_then(|rest| rest.find('-')).map(|at| part.split_at(at + 1));
-        let (from, to) = match run {
-            Some((from, to)) => (from.parse::<i32>(), to[1..].parse::<i32>()),
-            None => (part.parse::<i32>(), part.parse::<i32>()),
-        };
-        if let (Ok(from), Ok(to)) = (from, to) {
-            numbers.extend((from..=to).take(MAX_NUMBERS.saturating_sub(numbers.len())));
-        }
-    }
-    numbers
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_come_back_in_order() {
-        for list in [
-            vec![],
-            vec![0],
-            vec![0, 1],
-            vec![1, 3, 4, 7, 0, 2, 6],
-            (8..16).collect(),
-            vec![-1, -1, 0, 1, 2],
-        ] {
-            assert_eq!(numbers(&ranges(list.iter().copied())), list);
-        }
-        assert_eq!(ranges(0..16), "0-15");
-        assert_eq!(ranges([1, 3, 4, 5, 0]), "1,3-5,0");
-    }
 }

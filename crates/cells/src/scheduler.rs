@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::group::{AffinityGroup, AffinityGroupState, GroupIx, GroupKey, PodPlacementInfo};
 use crate::model::{CellHealthiness, CellModel};
 use crate::place::plan::{self, ChainReason, Found};
-use crate::request::{BadRequest, GroupRequest, PodRequest};
+use crate::request::{BadRequest, CheckedRequest as _, GroupRequest, PodRequest};
 use crate::state::State;
 
 /// The cells of a cluster and who has them.

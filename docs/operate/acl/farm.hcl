@@ -7,9 +7,11 @@ key_prefix "labels/node/"                   { policy = "read" }
 key_prefix "health/"                        { policy = "read" }
 key_prefix "rcfarm/nodes/"                  { policy = "read" }
 key_prefix "rcfarm/priority_classes/"       { policy = "read" }
+key_prefix "rcfarm/cells/"                  { policy = "read" }
 # Sentinels, empty keys that keep the trees from being empty. Without the right to them there are only more requests.
 key        "rcfarm/nodes/_/_/_"             { policy = "write" }
 key        "rcfarm/priority_classes/_/_/_"  { policy = "write" }
+key        "rcfarm/cells/_/_/_"             { policy = "write" }
 
 # Pods, statuses and the audit log are the farms'.
 key_prefix "labels/pod/"                     { policy = "write" }

@@ -30,6 +30,10 @@ impl Pass<'_, '_> {
         if record.members.pending == 0 && record.spec.moves.is_empty() {
             return false;
         }
+        if place.cells.is_some() {
+            // Members keep their cells. The job restarts as a whole to get others.
+            return false;
+        }
         // A node may be reported as down only later.
         self.due(self.seen.now.checked_add(NODES_EVERY).unwrap_or(self.seen.now));
         let (mut kept, mut left) = self.divide_by_down_nodes(&record.spec, place);

@@ -81,6 +81,16 @@ impl<'a> Pass<'a, '_> {
         }
         for task in &spec.tasks {
             let slots: Vec<u32> = open(&spec, old, &task.name).collect();
+            if let Some(cells) = &old.cells {
+                let own = |n: &u32| cells.place_of(&task.name, *n)?.node.parse().ok();
+                let nodes: Vec<NodeName> = slots.iter().map_while(own).collect();
+                let more = task.resources.of_pods(nodes.len() as u64);
+                let usage = &self.plan.usage;
+                if !nodes.is_empty() && self.seen.queues.fits(usage, queue, &more).is_ok() {
+                    return self.fill((id, &spec), known, &task.name, nodes);
+                }
+                continue;
+            }
             let open = slots.len().min(self.bounds_beside(old).nodes);
             let each = task.resources.of_pods(1);
             let (mut usage, mut most) = (self.plan.usage.clone(), 0);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::cells::KnownCells;
 use super::known::KnownGroups;
 use super::min_resources::KnownTotals;
 use crate::placement::capacity::{
@@ -28,6 +29,7 @@ pub struct PassMemory {
     packing: Packing,
     pass: u64,
     pub(super) known: KnownGroups,
+    pub(super) cells: KnownCells,
 }
 
 /// A request that did not fit.
@@ -64,7 +66,7 @@ impl PassMemory {
     pub(super) fn steps(&self) -> usize {
         let emptied = self.emptied.as_ref().filter(|emptied| emptied.pass == self.pass);
         let of_emptied = emptied.map_or(0, |emptied| emptied.memory.index.steps());
-        self.index.steps() + of_emptied
+        self.index.steps() + of_emptied + self.cells.steps(self.pass)
     }
 
     /// The nodes without what is allocated to groups. No pass changes them.

@@ -2,7 +2,7 @@
 //!
 //! It also completes what an earlier owner has begun: a reservation is completed, or released if a node lacks capacity.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::growth::{ended_members, lacks_members, least_members, placed_members};
@@ -124,7 +124,8 @@ impl<'a> Pass<'a, '_> {
                 let Some(id) = group.filter(is_leak) else { continue };
                 let (node, pod, want) = (node.clone(), pod.clone(), allocation.resources());
                 let port = allocation.port;
-                let member = GroupMember { node, pod, want, port };
+                let devices = BTreeSet::new();
+                let member = GroupMember { node, pod, want, port, devices };
                 orphaned_allocations.entry(id).or_default().push(member);
             }
         }
@@ -156,7 +157,7 @@ impl<'a> Pass<'a, '_> {
         self.seen.queues.scheduler(queue) == *self.seen.me
     }
 
-    fn is_default(&self) -> bool {
+    pub(super) fn is_default(&self) -> bool {
         self.seen.me.as_str() == rcfarm_api::queue::spec::DEFAULT_SCHEDULER
     }
 

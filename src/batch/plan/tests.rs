@@ -1,5 +1,6 @@
 //! Passes over small clusters, by example.
 
+mod cells;
 mod ended;
 mod large;
 mod min_resources;
@@ -19,6 +20,7 @@ use crate::batch::plan::{
     BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, SetAside, plan, positions,
 };
 use crate::batch::queues::{Queues, Usage};
+use crate::cluster::cells::StoredCells;
 use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueues, read_group};
 use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacity};
@@ -48,6 +50,7 @@ pub(super) struct TestScheduler {
     pub(super) groups: StoredGroups,
     pub(super) book: GroupStatuses,
     pub(super) fleet: Fleet,
+    pub(super) cells: Option<Arc<StoredCells>>,
     pub(super) spec: SchedulerSpec,
     pub(super) now: Timestamp,
     pub(super) index: u64,
@@ -76,6 +79,7 @@ impl TestScheduler {
             groups: BTreeMap::new(),
             book: GroupStatuses::new(),
             fleet,
+            cells: None,
             spec: SchedulerSpec::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
             index: 10,
@@ -154,6 +158,7 @@ impl TestScheduler {
             unreadable: &self.unreadable,
             set_aside: &self.set_aside,
             fleet: &self.fleet,
+            cells: self.cells.as_ref(),
             down: &self.down,
             may_forget: true,
             with_orphaned: true,

@@ -130,6 +130,7 @@ impl<'a> Pass<'a, '_> {
             && spec.hold.is_none()
             && spec.ended.is_empty()
             && spec.min_resources.is_zero()
+            && spec.cells.is_none()
             && c.known.is_none_or(|known| known.value.not_before.is_none())
             && (spec.min_member.is_none() || spec.least_to_place() == all)
             && missing_class(self.seen.queues, spec).is_none();

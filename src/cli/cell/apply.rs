@@ -3,9 +3,11 @@
 //! Key written: `rcfarm/cells/config`, by CAS, in one transaction with its audit record.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::rebuilt;
 use crate::cli::apply::{
     AppliedObject, ApplyAction, DescribedObjects, FieldDifference, PlannedObject, WantedObject,
     differences,
@@ -93,6 +95,8 @@ pub(in crate::cli) struct WantedCells {
     config: CellConfig,
     model: CellModel,
     warnings: Vec<String>,
+    /// Groups that run on where they are, and are no longer as they were.
+    left: Vec<String>,
     stored: Option<(Entry, Option<(CellConfig, CellModel)>)>,
 }
 
@@ -118,13 +122,19 @@ impl WantedCells {
                     let decoded = cells::decode(&entry.value).ok();
                     (entry, decoded)
                 });
-                Ok(vec![WantedCells { config, model, warnings, stored }])
+                let left = left_behind(context, &model).await?;
+                Ok(vec![WantedCells { config, model, warnings, left, stored }])
             }
             Err(found) => {
                 problems.extend(found.iter().map(|issue| format!("{TITLE}: {issue}")));
                 Ok(Vec::new())
             }
         }
+    }
+
+    /// The cells once these are applied.
+    pub(in crate::cli) fn model(&self) -> &CellModel {
+        &self.model
     }
 
     fn before(&self) -> Option<&(CellConfig, CellModel)> {
@@ -187,6 +197,12 @@ impl WantedCells {
     }
 }
 
+/// Running groups for which the cells will not be as they were.
+async fn left_behind(context: &CommandContext, model: &CellModel) -> anyhow::Result<Vec<String>> {
+    let (_, notes) = rebuilt(context, Arc::new(model.clone())).await?;
+    Ok(notes.into_iter().map(|note| format!("group {}: {}", note.group, note.note)).collect())
+}
+
 /// Device numbers of each node.
 fn devices(model: &CellModel) -> BTreeMap<String, Vec<i32>> {
     model.nodes().map(|node| (node.to_owned(), model.devices(node))).collect()
@@ -210,7 +226,7 @@ impl WantedObject for WantedCells {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.warnings.clone()
+        self.warnings.iter().chain(&self.left).cloned().collect()
     }
 
     fn bytes(&self) -> usize {
@@ -244,8 +260,10 @@ impl WantedObject for WantedCells {
     fn planned(&self) -> PlannedObject {
         let mut shown = self.shown();
         shown["fields"] = json!(self.fields());
+        shown["groups"] = json!(self.left);
         let mut planned = PlannedObject::new(TITLE, self.action(), &[], shown);
-        for line in self.lines() {
+        let left = self.left.iter().map(|group| format!("! {group}"));
+        for line in self.lines().into_iter().chain(left) {
             planned.text.push_str(&format!("  {line}\n"));
         }
         planned

@@ -1,6 +1,6 @@
 //! `rcfarm cell …`: cells of the cluster, and what virtual clusters have been promised.
 //!
-//! Keys read: `rcfarm/cells/config`, `labels/node/`, `rcfarm/nodes/`. Key written: `rcfarm/cells/config`, by CAS, in one
+//! Keys read: `rcfarm/cells/config`, `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`, `rcfarm/pod_group_status/`. Key written: `rcfarm/cells/config`, by CAS, in one
 //! transaction with its audit record. Only commands and operators write it.
 
 pub(in crate::cli) mod apply;
@@ -11,12 +11,14 @@ use std::sync::Arc;
 use super::apply::{apply_files, plan_files};
 use super::context::CommandContext;
 use super::failure::{CliExit, failure};
+use crate::cluster::queues::GroupStatusIndex;
 use crate::cluster::snapshot::ClusterSnapshot;
-use crate::placement::cells;
+use crate::placement::cells::{self, Holders};
 use rcfarm_api::FieldError;
 use rcfarm_api::key::{self, LabelKind};
-use rcfarm_cells::CellScheduler;
+use rcfarm_cells::{CellModel, CellScheduler, RebuildNote};
 use rcfarm_store::Entry;
+use rcfarm_store::cache::read_once;
 
 /// Cells: racks, nodes and devices that virtual clusters have been promised, as in HiveD
 #[derive(clap::Subcommand)]
@@ -85,10 +87,23 @@ async fn scheduler(context: &CommandContext) -> anyhow::Result<CellScheduler> {
         let why = format!("{}: {}", key::cell_config(), FieldError::list(&bad));
         failure(why, "correct it: rcfarm cell config apply FILE")
     })?;
-    let prefixes = [key::labels(LabelKind::Node), key::nodes()];
-    let cluster = ClusterSnapshot::read_once(context.store.as_ref(), prefixes).await?;
-    let model = Arc::new(model);
-    let mut scheduler = CellScheduler::new(Arc::clone(&model));
-    scheduler.set_nodes(cells::node_health(&model, &cluster.fleet()));
-    Ok(scheduler)
+    Ok(rebuilt(context, Arc::new(model)).await?.0)
+}
+
+/// Cells with the nodes and groups as they are now, and what is different for groups that were placed on other cells.
+async fn rebuilt(
+    context: &CommandContext,
+    model: Arc<CellModel>,
+) -> anyhow::Result<(CellScheduler, Vec<RebuildNote>)> {
+    let store = context.store.as_ref();
+    let prefixes = [key::labels(LabelKind::Node), key::nodes(), key::allocations()];
+    let cluster = ClusterSnapshot::read_once(store, prefixes).await?;
+    let statuses: GroupStatusIndex = read_once(store, &key::pod_group_statuses()).await?;
+    let held = statuses
+        .0
+        .iter()
+        .filter_map(|(id, stored)| Some((id, cells::held(stored.value.as_ref()?)?)));
+    let holders: Holders<'_> = held.collect();
+    let health = cells::node_health(&model, &cluster.fleet(), &holders);
+    Ok(cells::rebuild(&model, &health, &holders, context.now()))
 }

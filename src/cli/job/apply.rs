@@ -1,6 +1,6 @@
 //! Jobs of `rcfarm apply -f` and `rcfarm plan -f`, in the formats of Volcano and Kubeflow.
 //!
-//! Keys read: the records of jobs, queues, priority classes. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one
+//! Keys read: the records of jobs, queues, priority classes, cells. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one
 //! transaction per job. A
 //! crash between two jobs leaves the first applied; `apply` again applies the rest.
 
@@ -17,14 +17,16 @@ use crate::cli::failure::failure;
 use crate::cli::priority_class;
 use crate::cluster::queues::QueueIndex;
 use crate::job::document::{self, Read};
+use crate::placement::cells::decode;
 use rcfarm_api::audit::{Details, JobChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced, QueueName};
-use rcfarm_api::job::spec::JobUid;
+use rcfarm_api::job::spec::{JobSpec, JobUid};
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::spec::DEFAULT_QUEUE;
 use rcfarm_api::resource_list::units;
 use rcfarm_api::{FieldError, Stored as _, key};
+use rcfarm_cells::{CellModel, CheckedRequest as _};
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
 
@@ -58,7 +60,7 @@ impl WantedJob {
     pub(in crate::cli) async fn read_all(
         context: &CommandContext,
         described: Vec<DescribedJob>,
-        queues: &Queues,
+        (queues, cells): (&Queues, Option<&CellModel>),
         problems: &mut Vec<String>,
     ) -> anyhow::Result<Vec<WantedJob>> {
         let mut all: Vec<WantedJob> = Vec::new();
@@ -86,6 +88,7 @@ impl WantedJob {
         problems.extend(all.iter().filter_map(conflict));
         problems.extend(closed_to(queues, &all));
         problems.extend(all.iter().filter_map(|one| unknown_class(queues, one)));
+        problems.extend(wrong_cells(context, cells, &all).await?);
         Ok(all)
     }
 
@@ -226,6 +229,38 @@ fn unknown_class(queues: &Queues, one: &WantedJob) -> Option<String> {
         before.is_some_and(|before| before.spec.priority_class.as_deref() == Some(class));
     let why = queues.1.missing(class).filter(|_| !is_as_before)?;
     Some(format!("{}: {}: {why}", one.id, document::class_field(one.read.spec.framework)))
+}
+
+/// What is wrong with requests for cells that are not stored yet. `cells`: those that will be applied before.
+async fn wrong_cells(
+    context: &CommandContext,
+    cells: Option<&CellModel>,
+    all: &[WantedJob],
+) -> anyhow::Result<Vec<String>> {
+    let of = |spec: &JobSpec| spec.cells.as_ref().map(|cells| cells.group.clone());
+    let is_new = |one: &&WantedJob| {
+        let before = one.stored_document().and_then(|stored| document::read(&one.id, &stored).ok());
+        of(&one.read.spec).is_some() && before.and_then(|read| of(&read.spec)) != of(&one.read.spec)
+    };
+    let asking: Vec<&WantedJob> = all.iter().filter(is_new).collect();
+    if asking.is_empty() {
+        return Ok(Vec::new());
+    }
+    let stored = match cells {
+        Some(_) => None,
+        None => context.get(&key::cell_config()).await?,
+    };
+    let stored = stored.and_then(|entry| decode(&entry.value).ok()).map(|(_, model)| model);
+    let problem = |one: &WantedJob| {
+        let annotation = one.read.spec.tasks.iter().find_map(|task| task.template.cells.as_ref());
+        let field = annotation.map_or("spec.cells", |annotation| annotation.path.as_str());
+        let why = match cells.or(stored.as_ref()) {
+            None => "there are no valid cells: rcfarm cell config apply FILE".to_owned(),
+            Some(model) => of(&one.read.spec)?.check(model, one.id.name.as_str()).err()?.message,
+        };
+        Some(format!("{}: field {field}: {why}", one.id))
+    };
+    Ok(asking.into_iter().filter_map(problem).collect())
 }
 
 /// Removes the fields that another cluster's controllers set.

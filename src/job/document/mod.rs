@@ -3,6 +3,7 @@
 //! Each field takes effect, is ignored with a warning, or is refused; warnings and errors name its path. The commands
 //! and the daemon use the same function, since anything can be written to Consul directly.
 
+mod cells;
 mod fields;
 mod kubeflow;
 mod peers;
@@ -155,6 +156,7 @@ fn read_as(
             *value = id.namespace.to_string();
         }
     }
+    cells::read(id, &mut job, &mut issues);
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
     (job, labels, issues)
@@ -430,6 +432,7 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
         processes_per_node: None,
         elastic: None,
         slots_per_worker: 1,
+        cells: None,
     }
 }
 

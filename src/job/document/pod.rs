@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::fields::{FieldIssues, FieldReader};
-use super::template::template;
+use super::template::{cell_annotation, template};
 use super::{Defaults, base, priority_class};
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart};
 
@@ -49,6 +49,9 @@ pub(super) fn job(
     }
     let (mut template, restart) = template(String::new(), Some(&json!({"spec": rest})), issues);
     template.labels.clone_from(labels);
+    let cells = annotation(document, super::cells::ANNOTATION);
+    let field = format!("metadata.annotations.{}", super::cells::ANNOTATION);
+    template.cells = cells.and_then(|value| cell_annotation(field, value, issues));
     let task = JobTask {
         name: TASK.to_owned(),
         replicas: 1,

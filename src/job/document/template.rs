@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::fields::{FieldIssues, FieldReader};
 use rcfarm_api::ids::check_segment;
-use rcfarm_api::job::spec::{Container, Restart, Template};
+use rcfarm_api::job::spec::{CellAnnotation, Container, Restart, Template};
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::command_line::{Expanded, Expansion, Variables};
 use rcfarm_api::manifest::{CommandStanza, HealthStanza, LONGEST_POD, check_size, plain};
@@ -37,7 +37,12 @@ pub fn template(
     let mut fields = FieldReader::of(path, value.unwrap_or(&nothing), issues);
     let mut metadata = fields.object("metadata", issues);
     let labels = super::labels(&mut metadata, &[], issues);
-    for (path, _, _) in metadata.entries("annotations", issues) {
+    let mut cells = None;
+    for (path, name, value) in metadata.entries("annotations", issues) {
+        if name == super::cells::ANNOTATION {
+            cells = cell_annotation(path, value, issues);
+            continue;
+        }
         issues.warning(path, "pods have no annotations here; labels reach them");
     }
     metadata.take("creationTimestamp");
@@ -66,11 +71,25 @@ pub fn template(
         run_as: run_as(&mut spec, issues),
         grace: spec.seconds("terminationGracePeriodSeconds", 0, issues),
         labels,
+        cells,
     };
     volumes(&mut spec, issues);
     unserved(&mut spec, issues);
     spec.finish(issues);
     (template, restart)
+}
+
+/// HiveD's annotation.
+pub(super) fn cell_annotation(
+    path: String,
+    value: &Value,
+    issues: &mut FieldIssues,
+) -> Option<CellAnnotation> {
+    let text = value.as_str();
+    if text.is_none() {
+        issues.problem(path.clone(), "it must be a text; put | before its lines");
+    }
+    Some(CellAnnotation { path, text: text?.to_owned() })
 }
 
 fn unserved(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
@@ -417,6 +436,9 @@ fn amounts(
     for (path, name, value) in both.entries(which, issues) {
         if name == "ephemeral-storage" || name.starts_with("hugepages-") {
             issues.warning(path, "nodes do not count it; it is passed over");
+            continue;
+        }
+        if name == super::cells::ENABLE {
             continue;
         }
         // `nvidia.com/gpu` is the node's `gpu`.

@@ -1,5 +1,6 @@
 //! Example documents of Volcano and Kubeflow, and a violation of each rule.
 
+mod cells;
 mod labels;
 mod listed;
 mod pod;

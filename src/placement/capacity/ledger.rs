@@ -1,9 +1,9 @@
 //! Allocations and releases on several nodes, committed in one transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 
-use super::node_capacity::{Insufficient, NodeCapacity};
+use super::node_capacity::{Insufficient, NodeCapacity, PodResources};
 use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::AllocationOwner;
@@ -103,12 +103,32 @@ impl<'a> Ledger<'a> {
         want: &ResourceList,
         port: Option<u16>,
     ) -> Result<(), Insufficient> {
+        let none = BTreeSet::new();
+        self.allocate_devices(
+            node,
+            pod,
+            owner,
+            &PodResources { amounts: want, port, devices: &none },
+        )
+    }
+
+    /// [`NodeCapacity::allocate_devices`].
+    ///
+    /// # Errors
+    /// [`Insufficient`]: it does not fit.
+    pub fn allocate_devices(
+        &mut self,
+        node: &NodeName,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &PodResources<'_>,
+    ) -> Result<(), Insufficient> {
         let room = self.node(node);
-        let wants_nothing = want.is_zero() && port.is_none();
+        let wants_nothing = want.amounts.is_zero() && want.port.is_none();
         if wants_nothing && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
             return Ok(());
         }
-        self.touch(node).allocate_with_port(pod, owner, want, port)
+        self.touch(node).allocate_devices(pod, owner, want)
     }
 
     /// [`NodeCapacity::release`]. Does nothing if nothing was allocated.

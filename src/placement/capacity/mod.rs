@@ -62,7 +62,7 @@ pub mod place;
 pub use gang::{Decision, Fleet, Gang, GangPlacement, TaskWait, WaitReason};
 pub use index::{FleetIndex, IndexVersion};
 pub use ledger::{Booking, Ledger, NodeCapacities};
-pub use node_capacity::{Insufficient, NodeCapacity, Short};
+pub use node_capacity::{Insufficient, NodeCapacity, PodResources, Short};
 pub use orphaned::{OrphanedAllocation, freeing, orphaned_allocations};
 pub use place::{place, ranked};
 

@@ -48,8 +48,29 @@ pub enum Insufficient {
     PortTaken(u16),
     /// Other pods have all ports that the node gives out.
     NoPort(PortRange),
+    /// Other pods have these devices, or the node lacks them.
+    DevicesTaken(Vec<u32>),
     /// Too little of these.
     Short(Vec<Short>),
+}
+
+/// What is allocated to a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct PodResources<'a> {
+    /// Amounts; devices are counted.
+    pub amounts: &'a ResourceList,
+    /// Its port.
+    pub port: Option<u16>,
+    /// Numbers of its devices, of one kind; empty: any are right.
+    pub devices: &'a BTreeSet<u32>,
+}
+
+impl PodResources<'_> {
+    /// Kind of the devices that are named.
+    fn kind(&self) -> Option<&str> {
+        let mut kinds = self.amounts.devices().filter(|(_, count)| *count > 0);
+        kinds.next().map(|(kind, _)| kind).filter(|_| !self.devices.is_empty())
+    }
 }
 
 /// Too little of one resource. CPU is in thousandths, memory in bytes, devices are counted.
@@ -155,6 +176,34 @@ impl NodeCapacity {
         self.holds(pod, owner, want) && port.is_none_or(has_port)
     }
 
+    /// [`NodeCapacity::holds_with_port`], and the pod has these devices, if any are named.
+    #[must_use]
+    pub fn holds_devices(
+        &self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &PodResources<'_>,
+    ) -> bool {
+        let has_devices = || {
+            let allocation = self.allocated.pods.get(pod);
+            allocation.is_some_and(|a| a.devices.values().all(|of| of == want.devices))
+        };
+        self.holds_with_port(pod, owner, want.amounts, want.port)
+            && (want.devices.is_empty() || has_devices())
+    }
+
+    /// Those of these devices that other pods have, or that the node lacks.
+    fn devices_refused(&self, pod: &PodId, want: &PodResources<'_>) -> Option<Insufficient> {
+        let kind = want.kind()?;
+        let others = self.allocated.pods.iter().filter(|(id, _)| *id != pod);
+        let taken: BTreeSet<u32> =
+            others.filter_map(|(_, a)| a.devices.get(kind)).flatten().copied().collect();
+        let has = self.capacity.amount(kind);
+        let missing = want.devices.iter().filter(|n| taken.contains(n) || u64::from(**n) >= has);
+        let missing: Vec<u32> = missing.copied().collect();
+        (!missing.is_empty()).then_some(Insufficient::DevicesTaken(missing))
+    }
+
     /// Ports that pods have.
     #[must_use]
     pub fn ports_in_use(&self) -> BTreeSet<u16> {
@@ -216,22 +265,42 @@ impl NodeCapacity {
         want: &ResourceList,
         port: Option<u16>,
     ) -> Result<(), Insufficient> {
-        if self.holds_with_port(pod, owner, want, port) {
+        let none = BTreeSet::new();
+        self.allocate_devices(pod, owner, &PodResources { amounts: want, port, devices: &none })
+    }
+
+    /// [`NodeCapacity::allocate_with_port`], with devices of these numbers if any are named.
+    ///
+    /// # Errors
+    /// [`Insufficient`]: it does not fit. Nothing is changed.
+    pub fn allocate_devices(
+        &mut self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        wanted: &PodResources<'_>,
+    ) -> Result<(), Insufficient> {
+        if self.holds_devices(pod, owner, wanted) {
             return Ok(());
         }
+        let (want, port) = (wanted.amounts, wanted.port);
         if want.is_zero() && port.is_none() {
             self.allocated.pods.remove(pod);
             return Ok(());
         }
         let port_refused = || port.and_then(|port| self.port_refused(pod, owner, port));
-        if let Some(insufficient) = self.insufficient(pod, owner, want).or_else(port_refused) {
+        let devices_refused = || self.devices_refused(pod, wanted);
+        let refused = self.insufficient(pod, owner, want).or_else(port_refused);
+        if let Some(insufficient) = refused.or_else(devices_refused) {
             return Err(insufficient);
         }
         let old = self.allocated.pods.remove(pod).filter(|old| old.owner == *owner);
         let old = old.unwrap_or_default();
         let devices = want.devices().filter(|(_, count)| *count > 0);
         let devices = devices.map(|(kind, count)| {
-            let kept = old.devices.get(kind).cloned().unwrap_or_default();
+            let kept = match wanted.devices.is_empty() {
+                true => old.devices.get(kind).cloned().unwrap_or_default(),
+                false => wanted.devices.clone(),
+            };
             (kind.to_owned(), self.choose(kind, count, &kept))
         });
         let allocation = Allocation {
@@ -343,6 +412,10 @@ impl fmt::Display for Insufficient {
             }
             Insufficient::PortTaken(port) => write!(f, "another pod has port {port}"),
             Insufficient::NoPort(range) => write!(f, "all its ports, {range}, are taken"),
+            Insufficient::DevicesTaken(numbers) => {
+                let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+                write!(f, "its devices {} are taken, or not there", numbers.join(", "))
+            }
             Insufficient::Short(all) => {
                 let all: Vec<String> = all.iter().map(Short::to_string).collect();
                 f.write_str(&all.join("; "))

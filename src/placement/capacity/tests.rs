@@ -420,3 +420,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn named_devices_are_given_or_nothing_is() {
+    let mut node = room("cpu=8,gpu=4");
+    let want = amount("gpu=2,cpu=1");
+    let none = BTreeSet::new();
+    let of = |devices: &'static [u32]| -> BTreeSet<u32> { devices.iter().copied().collect() };
+    let mut give = |n: usize, devices: &BTreeSet<u32>| {
+        let wanted = PodResources { amounts: &want, port: None, devices };
+        let given = node.allocate_devices(&pod(n), &any_owner(2), &wanted);
+        given.map(|()| {
+            assert!(node.holds_devices(&pod(n), &any_owner(2), &wanted));
+            node.allocated.pods[&pod(n)].devices["gpu"].clone()
+        })
+    };
+    assert_eq!(give(0, &of(&[1, 3])).unwrap(), of(&[1, 3]));
+    assert_eq!(give(1, &of(&[2, 3])), Err(Insufficient::DevicesTaken(vec![3])));
+    assert_eq!(give(1, &of(&[2, 4])), Err(Insufficient::DevicesTaken(vec![4])));
+    assert_eq!(give(0, &of(&[0, 1])).unwrap(), of(&[0, 1]), "others than it had");
+    assert_eq!(give(0, &none).unwrap(), of(&[0, 1]), "any are right");
+    assert_eq!(give(1, &none).unwrap(), of(&[2, 3]));
+    assert!(node.faults().is_empty());
+}

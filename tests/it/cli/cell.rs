@@ -117,3 +117,57 @@ async fn addresses_stay_as_they_are_written() {
     assert_eq!(racks[0]["cellChildren"][1]["cellAddress"], "0/1.10");
     assert_eq!(cluster.run(&["cell", "config", "plan", "cells.yaml"]).await.code, 0);
 }
+
+fn job(vc: &str) -> String {
+    format!(
+        "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {{name: train}}\nspec:\n  tasks:\n  - name: w\n    \
+         replicas: 1\n    template:\n      metadata:\n        annotations:\n          \
+         hivedscheduler.microsoft.com/pod-scheduling-spec: |\n            virtualCluster: {vc}\n            \
+         leafCellNumber: 2\n      spec: {{restartPolicy: Never, containers: [{{name: c, command: [sleep, '60']}}]}}\n"
+    )
+}
+
+#[tokio::test]
+async fn jobs_ask_for_cells_that_there_are() {
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "cells.yaml", CELLS);
+    write(&cluster, "job.yaml", &job("research"));
+    let path = "spec.tasks[0].template.metadata.annotations.hivedscheduler.microsoft.com/pod-scheduling-spec";
+    let refused = cluster.run(&["apply", "-f", "job.yaml"]).await.failed();
+    assert!(refused.contains(path) && refused.contains("cell config apply"), "{refused}");
+    // With the cells in the same command.
+    let applied = cluster.run(&["apply", "-f", "job.yaml", "-f", "cells.yaml"]).await.ok();
+    assert_eq!(applied, "cells: created\ndefault/train: created\n");
+    write(&cluster, "job.yaml", &job("sales"));
+    let refused = cluster.run(&["plan", "-f", "job.yaml"]).await.plan_failed();
+    assert!(refused.contains(path) && refused.contains("VC sales does not exists!"), "{refused}");
+}
+
+#[tokio::test]
+async fn plan_names_running_groups_whose_cells_go() {
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "cells.yaml", CELLS);
+    cluster.run(&["cell", "config", "apply", "cells.yaml"]).await.ok();
+    let held = json!({
+        "request": {"key": {"virtualCluster": "research", "name": "g"}, "priority": 0,
+            "ignoreSuggestedNodes": true, "members": [{"pods": 1, "cells": 2}]},
+        "chain": "RACK", "preassigned": {"research/0": "NODE"},
+        "pods": [{"node": "n1", "devices": "0-1", "cell": "research/0", "leaves": "0-1", "pod": "w/0"}],
+    });
+    let status = json!({"phase": "Running", "placement": {"state": "Bound",
+        "members": {"w": ["n1"]}, "cells": held}});
+    cluster.put("rcfarm/pod_group_status/default/train".to_owned(), status.to_string()).await;
+    let status = cluster.json(&["cell", "status", "research"]).await;
+    assert_eq!(
+        (&status[0]["usedLeafCells"], &status[0]["physicalCell"]),
+        (&json!(2), &json!("0/n1"))
+    );
+    let tree = cluster.run(&["cell", "tree", "--devices"]).await.ok();
+    assert!(tree.contains("research/g"), "{tree}");
+    let less = CELLS.replace("cellAddress: n1", "cellAddress: n9");
+    write(&cluster, "cells.yaml", &less);
+    let planned = cluster.run(&["cell", "config", "plan", "cells.yaml"]).await;
+    for words in ["- node n1", "! group research/g: no cell has device 0 of node n1"] {
+        assert!(planned.stdout.contains(words), "{planned:?}");
+    }
+}

@@ -3,6 +3,7 @@
 mod batched_starts;
 mod caches;
 mod capacity;
+mod cells;
 mod cron;
 mod dummy_kind;
 mod faults;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::Index;
 use crate::InvalidText;
 use crate::ResourceList;
+use crate::cells::CellRequest;
 use crate::command::CommandAction;
 use crate::ids::{Namespaced, PodId};
 use crate::labels::Selector;
@@ -138,6 +139,8 @@ pub struct JobSpec {
     pub elastic: Option<Elastic>,
     /// MPI: processes per worker.
     pub slots_per_worker: u32,
+    /// The cells that it asks for. Tasks have the names that the group gives them.
+    pub cells: Option<CellRequest>,
 }
 
 /// PyTorch's `elasticPolicy`.
@@ -249,6 +252,17 @@ pub struct Template {
     pub grace: Option<Duration>,
     /// Labels of its pods.
     pub labels: BTreeMap<String, String>,
+    /// Annotation in which it asks for cells.
+    pub cells: Option<CellAnnotation>,
+}
+
+/// HiveD's annotation of a pod template, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CellAnnotation {
+    /// Path of the field in the document.
+    pub path: String,
+    /// Its text.
+    pub text: String,
 }
 
 impl Template {

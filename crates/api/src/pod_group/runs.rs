@@ -91,6 +91,7 @@ mod tests {
             pod_ids: Default::default(),
             ports: [].into(),
             ended: [].into(),
+            cells: None,
         };
         PodGroupStatus { placement: Some(placement), ..PodGroupStatus::default() }
     }

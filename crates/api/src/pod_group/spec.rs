@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::phase::PodGroupReason;
 use super::pod_ids::PodIdFormat;
+use crate::cells::CellRequest;
 use crate::ids::{DEFAULT_QUEUE, Namespaced, NodeName, QueueName};
 use crate::labels::{Selector, SelectorError};
 use crate::resource_list::{PODS, ResourceList};
@@ -78,6 +79,9 @@ pub struct PodGroupSpec {
     /// had is released. A member that is to start again is taken off this list, and gets a node as a new one does.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ended: BTreeMap<String, Slots>,
+    /// The cells that it asks for, all members together. It is placed by cells then; nothing of it is placed elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cells: Option<CellRequest>,
     /// Why it must not be admitted now; an admitted one releases its placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
@@ -110,6 +114,7 @@ impl Default for PodGroupSpec {
             schedule_timeout_seconds: None,
             moves: BTreeMap::new(),
             ended: BTreeMap::new(),
+            cells: None,
             hold: None,
             other: Map::new(),
         }
@@ -312,6 +317,9 @@ impl PodGroupSpec {
             }
         }
         bad.extend(self.check_counts());
+        if let Some(cells) = &self.cells {
+            bad.extend(cells.check("spec.cells", self.tasks.iter().map(|task| task.name.as_str())));
+        }
         if let Some(hold) = &self.hold
             && !matches!(
                 hold.reason,

@@ -15,6 +15,7 @@ use crate::Index;
 use crate::ResourceList;
 use crate::Stored;
 use crate::Timestamp;
+use crate::cells::AffinityGroupRecord;
 use crate::ids::{NodeName, QueueName};
 use crate::manifest::command_line::cut;
 
@@ -52,6 +53,9 @@ pub struct GroupPlacement {
     /// Nodes of members that have ended, by task and index: nothing is allocated to these members any more.
     #[serde(default, with = "runs", skip_serializing_if = "BTreeMap::is_empty")]
     pub ended: BTreeMap<String, Vec<Option<NodeName>>>,
+    /// The cells that it holds until the placement is gone, those of members that have ended included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cells: Option<Box<AffinityGroupRecord>>,
     /// While it is being released: the group's phase after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<PodGroupPhase>,
@@ -62,7 +66,9 @@ impl GroupPlacement {
     #[must_use]
     pub fn plain_bytes(&self) -> usize {
         let ports = self.ports.iter().map(|(task, ports)| task.len() + 8 + 6 * ports.len());
-        runs::plain_bytes(&self.members) + runs::plain_bytes(&self.ended) + ports.sum::<usize>()
+        let cells = self.cells.as_ref().map_or(0, |cells| cells.bytes());
+        let nodes = runs::plain_bytes(&self.members) + runs::plain_bytes(&self.ended);
+        nodes + ports.sum::<usize>() + cells
     }
 
     /// Port of a member; `None`: it has none.

@@ -11,7 +11,7 @@ use crate::group::{GroupIx, GroupKey, PodPlacementInfo};
 use crate::model::{
     CellIx, CellPriority, LEAF_LEVEL, MIN_GUARANTEED_PRIORITY, OPPORTUNISTIC_PRIORITY,
 };
-use crate::request::GroupRequest;
+use crate::request::{GroupRequest, chains};
 use crate::state::State;
 
 /// Why a chain has no place for a group.
@@ -64,7 +64,7 @@ pub(crate) fn plan(
             .map_err(|why| vec![reason(id, why)]);
     }
     let mut reasons = Vec::new();
-    for chain in request.chains(model) {
+    for chain in chains(request, model) {
         let name = &model.chain(chain).name;
         let found = if request.priority >= MIN_GUARANTEED_PRIORITY {
             let Some(nodes) = vc.nodes.get(&chain) else { continue };

@@ -5,16 +5,15 @@ mod tests;
 mod v1;
 mod v2;
 
-use serde::{Deserialize, Serialize};
-
 pub use self::v1::{AffinityGroupMemberSpec, AffinityGroupSpec, PodSchedulingSpec};
 pub use self::v2::{
     PodGroupMemberCellSpec, PodGroupMemberSpec, PodGroupSchedulingSpec, PodRootGroupSpec,
 };
-use crate::group::GroupKey;
+pub use rcfarm_api::cells::{GroupRequest, Members, NestedGroup};
+
 use crate::model::{
-    CellModel, CellPriority, CellType, MAX_GUARANTEED_PRIORITY, MIN_GUARANTEED_PRIORITY,
-    OPPORTUNISTIC_PRIORITY, PinnedCellId,
+    CellModel, CellPriority, MAX_GUARANTEED_PRIORITY, MIN_GUARANTEED_PRIORITY,
+    OPPORTUNISTIC_PRIORITY,
 };
 
 /// The annotation that carries the request of a pod.
@@ -42,64 +41,6 @@ impl BadRequest {
     fn annotation(message: impl std::fmt::Display) -> BadRequest {
         BadRequest::new(format!("Pod annotation {ANNOTATION_POD_SCHEDULING_SPEC}: {message}"))
     }
-}
-
-/// Pods of a group with equal requests.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Members {
-    /// Number of pods.
-    pub pods: u32,
-    /// Cells per pod.
-    pub cells: u32,
-    /// Type of these cells; none means devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cell_type: Option<CellType>,
-}
-
-/// A node of a nested group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NestedGroup {
-    /// Type of the cell that contains the whole group.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub within_one_cell: Option<CellType>,
-    /// Its own pods: an index into [`GroupRequest::members`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub member: Option<usize>,
-    /// Groups below it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub children: Vec<NestedGroup>,
-}
-
-/// What a group asks for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct GroupRequest {
-    /// Its name.
-    pub key: GroupKey,
-    /// −1 is opportunistic, 0 to 1000 guaranteed.
-    pub priority: CellPriority,
-    /// The pinned cell in which it must be.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pinned_cell_id: Option<PinnedCellId>,
-    /// Type of a cell of the chain: the device's type in V1, that of any level in V2; none means any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cell_type: Option<CellType>,
-    /// Whether the group gives up its cells when its pods have ended all at once only. Kept, without effect: cells of a
-    /// group are always freed when its last pod has gone.
-    #[serde(default)]
-    pub gang_release_enable: bool,
-    /// Whether a preemptor of its virtual cluster lets its pods run on as opportunistic.
-    #[serde(default)]
-    pub lazy_preemption_enable: bool,
-    /// Whether nodes outside the suggested ones may be used.
-    pub ignore_suggested_nodes: bool,
-    /// Its pods, by request: ascending by devices in V1, in order of levels in V2.
-    pub members: Vec<Members>,
-    /// How they are nested; none in V1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nested: Option<NestedGroup>,
 }
 
 /// A pod's request: its group's, and which of its members the pod is.
@@ -137,18 +78,18 @@ fn read<T: serde::de::DeserializeOwned + Default>(text: &str) -> Result<T, BadRe
     })
 }
 
-impl GroupRequest {
-    /// Number of pods.
-    pub fn pod_count(&self) -> usize {
-        self.members.iter().map(|members| members.pods as usize).sum()
-    }
-
+/// Checks against a configuration.
+pub trait CheckedRequest {
     /// Checks the request against the configuration.
     ///
     /// # Errors
     ///
     /// What HiveD answers with 400 when a group is new, with its texts; `pod` names the pod.
-    pub fn check(&self, model: &CellModel, pod: &str) -> Result<(), BadRequest> {
+    fn check(&self, model: &CellModel, pod: &str) -> Result<(), BadRequest>;
+}
+
+impl CheckedRequest for GroupRequest {
+    fn check(&self, model: &CellModel, pod: &str) -> Result<(), BadRequest> {
         let refuse = |message: String| Err(BadRequest::new(format!("[{pod}]: {message}")));
         let vc_name = &self.key.virtual_cluster;
         let Some(vc) = model.vcs.get(vc_name) else {
@@ -171,7 +112,7 @@ impl GroupRequest {
             };
         }
         let Some(cell_type) = &self.cell_type else { return Ok(()) };
-        let chains: Vec<u16> = self.chains(model).collect();
+        let chains: Vec<u16> = chains(self, model).collect();
         if chains.is_empty() {
             return refuse(format!(
                 "Pod requesting leaf cell type {cell_type} which the whole cluster does not have"
@@ -185,18 +126,21 @@ impl GroupRequest {
         }
         Ok(())
     }
+}
 
-    /// Chains that have the wanted type, in the order in which they are tried.
-    pub(crate) fn chains<'a>(&'a self, model: &'a CellModel) -> impl Iterator<Item = u16> + 'a {
-        model.search_order.iter().copied().filter(move |&chain| match &self.cell_type {
-            None => true,
-            Some(wanted) if self.nested.is_some() => {
-                let chain = model.chain(chain);
-                chain.level_of(wanted).is_some_and(|level| level <= chain.node_level)
-            }
-            Some(wanted) => model.chain(chain).leaf_type() == wanted,
-        })
-    }
+/// Chains that have the wanted type, in the order in which they are tried.
+pub(crate) fn chains<'a>(
+    request: &'a GroupRequest,
+    model: &'a CellModel,
+) -> impl Iterator<Item = u16> + 'a {
+    model.search_order.iter().copied().filter(move |&chain| match &request.cell_type {
+        None => true,
+        Some(wanted) if request.nested.is_some() => {
+            let chain = model.chain(chain);
+            chain.level_of(wanted).is_some_and(|level| level <= chain.node_level)
+        }
+        Some(wanted) => model.chain(chain).leaf_type() == wanted,
+    })
 }
 
 /// The rules that both versions share. Errors have the reference's texts.

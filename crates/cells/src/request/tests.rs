@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::CellConfig;
+use crate::group::GroupKey;
 
 const DESIGN: &str = include_str!("../../testdata/design.yaml");
 
