@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::cluster::ClusterView;
 use crate::cluster::cells::CellConfigIndex;
 use crate::cluster::commands::Commands;
@@ -22,8 +24,10 @@ pub struct SchedulerCaches {
     pub queues: Arc<Cache<QueueIndex>>,
     /// Cache of `rcfarm/priority_classes/`. Read it through [`crate::cluster::priority_classes::KeptClasses`].
     pub classes: Arc<Cache<PriorityClassIndex>>,
-    /// Cache of `rcfarm/cells/`.
+    /// Cache of `rcfarm/cells/`. It is read when the statuses are, and watched once a group asks for cells.
     pub cells: Arc<Cache<CellConfigIndex>>,
+    /// Cancelled once a group asks for cells.
+    pub cells_asked: CancellationToken,
     /// Cache of `rcfarm/pod_groups/`.
     pub groups: Arc<Cache<GroupIndex>>,
     /// Cache of `rcfarm/commands/`, shared with jobs.
@@ -43,6 +47,7 @@ impl SchedulerCaches {
         Arc::new(SchedulerCaches {
             queues: Cache::guarded(reader.clone(), key::queues(), PollPolicy::PROMPT),
             classes: Cache::guarded(reader.clone(), key::priority_classes(), PollPolicy::PROMPT),
+            cells_asked: CancellationToken::new(),
             cells: Cache::new(reader.clone(), key::cells(), PollPolicy::PROMPT),
             // Not guarded against mass deletion: groups end with their jobs. A transaction that forgets one checks its
             // record.

@@ -332,6 +332,9 @@ impl SchedulerController {
                 plan
             }
         };
+        if plan.asks_cells {
+            self.caches.cells_asked.cancel();
+        }
         Ok(Some(BatchView { record_index, queues: queues_view, plan }))
     }
 

@@ -150,7 +150,8 @@ impl Kind for SchedulerKind {
         on_node_changes(subscriber, &self.caches.view, |wake, _| wake.all());
         subscriber.on(&self.caches.queues, |wake, _, _| wake.all());
         subscriber.on(&self.caches.classes, |wake, _, _| wake.all());
-        subscriber.on(&self.caches.cells, |wake, _, _| wake.all());
+        let asked = self.caches.cells_asked.clone();
+        subscriber.on_from(&self.caches.cells, asked, |wake, _, _| wake.all());
         subscriber.on(&self.caches.groups, |wake, _, _| wake.all());
         subscriber.on(&self.caches.commands, |wake, old, new| {
             if old.value.queues != new.value.queues {

@@ -111,6 +111,8 @@ pub struct BatchPlan {
     pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
     /// Charges after the changes.
     pub usage: Usage,
+    /// Whether a group that waited asks for cells.
+    pub asks_cells: bool,
     /// Whether to run another pass at once.
     pub more: bool,
     /// Time of the next pass if nothing changes before.

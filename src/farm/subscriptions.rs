@@ -169,7 +169,7 @@ impl Subscriber<'_> {
     }
 
     /// As [`Subscriber::on`], but the watch starts when `start` is cancelled.
-    pub(super) fn on_from<T: CacheIndex>(
+    pub fn on_from<T: CacheIndex>(
         &mut self,
         cache: &Arc<Cache<T>>,
         start: CancellationToken,

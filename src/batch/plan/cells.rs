@@ -91,6 +91,7 @@ impl<'a> Pass<'a, '_> {
         request: &CellRequest,
         asked: &Asked,
     ) {
+        self.plan.asks_cells = true;
         let found = match self.check_queue(c, asked) {
             Ok(()) => self.find_cells(c, request),
             Err(why) => Err(why),
