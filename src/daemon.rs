@@ -10,6 +10,7 @@ use crate::cluster::commands::Commands;
 use crate::cron;
 use crate::farm::kind::{ControllerContext, Kind, KindSpec, RegisteredKind};
 use crate::farm::{Farm, FarmSettings, PlacementReport};
+use crate::flow;
 use crate::job;
 use crate::job::caches::JobCaches;
 use crate::placement::{Discovery, Scheduler, SelectorScheduler};
@@ -75,11 +76,12 @@ struct KindEntry {
 
 /// The kinds of records that a farm claims: one line each.
 #[rustfmt::skip]
-const KINDS: [KindEntry; 4] = [
+const KINDS: [KindEntry; 5] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
     KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone())) },
     KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl)) },
     KindEntry { spec: cron::kind::spec, build: |ctx, _| Arc::new(cron::kind::CronKind::new(ctx)) },
+    KindEntry { spec: flow::kind::spec, build: |ctx, _| Arc::new(flow::kind::FlowKind::new(ctx)) },
 ];
 
 /// The data of all kinds, without a farm.

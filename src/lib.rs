@@ -23,6 +23,7 @@ pub mod cluster;
 pub mod cron;
 pub mod daemon;
 pub mod farm;
+pub mod flow;
 pub mod http;
 pub mod job;
 pub mod placement;

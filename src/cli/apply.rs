@@ -1,9 +1,10 @@
-//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, CronJobs, queues, priority classes, cells and replication controllers from
-//! files.
+//! `rcfarm apply -f`, `rcfarm plan -f`: jobs, CronJobs, flows, queues, priority classes, cells and replication
+//! controllers from files.
 //! `rcfarm dev --apply` takes the same files.
 //!
 //! Everything is read and checked before the first write. Then come cells, priority classes, queues, parents first, then
-//! controllers, CronJobs, jobs: each object is a transaction of its own. A crash between two leaves the first applied; `apply`
+//! controllers, JobTemplates, JobFlows, CronJobs, jobs: each object is a transaction of its own. A crash between two
+//! leaves the first applied; `apply`
 //! again applies the rest.
 
 use std::collections::BTreeSet;
@@ -29,8 +30,8 @@ const AUDIT_BYTES: usize = 16 * 1024;
 
 #[derive(clap::Args)]
 pub struct FileArgs {
-    /// A YAML or JSON file with jobs, CronJobs, queues, priority classes, cells and replication controllers, or a directory of
-    /// such files; - reads standard input; may be repeated
+    /// A YAML or JSON file with jobs, CronJobs, JobFlows, JobTemplates, queues, priority classes, cells and replication
+    /// controllers, or a directory of such files; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<String>,
     /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)

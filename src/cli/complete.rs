@@ -68,10 +68,12 @@ enum Named {
     Controller,
     CronJob,
     Farm,
+    Flow,
     Job,
     Node,
     Pod,
     Queue,
+    Template,
 }
 
 impl Named {
@@ -82,6 +84,8 @@ impl Named {
             "RC" => Named::Controller,
             "JOB" | "NS/NAME" => Named::Job,
             "CRON" => Named::CronJob,
+            "FLOW" => Named::Flow,
+            "TEMPLATE" => Named::Template,
             "NODE" => Named::Node,
             "POD" => Named::Pod,
             "QUEUE" => Named::Queue,
@@ -146,10 +150,12 @@ async fn list(context: &CommandContext, named: Named) -> anyhow::Result<BTreeSet
         Named::Controller => return controllers(context).await,
         Named::CronJob => key::cron_jobs(),
         Named::Farm => key::farms(),
+        Named::Flow => key::job_flows(),
         Named::Job => key::jobs(),
         Named::Node => key::nodes(),
         Named::Pod => key::pod_statuses(),
         Named::Queue => key::queues(),
+        Named::Template => key::job_templates(),
     };
     let keys = context.keys(&prefix).await?;
     let keys = keys.iter().filter(|key| !prefix.is_sentinel(key));
@@ -163,7 +169,9 @@ fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
     match named {
         Named::Controller => tail.parse::<RcId>().ok().map(|id| id.to_string()),
         Named::Farm => tail.parse::<FarmName>().ok().map(String::from),
-        Named::Job | Named::CronJob => key::namespaced(prefix, key).map(String::from),
+        Named::Job | Named::CronJob | Named::Flow | Named::Template => {
+            key::namespaced(prefix, key).map(String::from)
+        }
         Named::Node => tail.parse::<NodeName>().ok().map(String::from),
         Named::Pod => tail.split('/').next()?.parse::<PodId>().ok().map(String::from),
         Named::Queue => tail.parse::<QueueName>().ok().map(String::from),
@@ -208,6 +216,8 @@ mod tests {
             ("pod logs web --node", Some(Named::Node)),
             ("queue get", Some(Named::Queue)),
             ("cron run", Some(Named::CronJob)),
+            ("flow tree", Some(Named::Flow)),
+            ("flow template delete a", Some(Named::Template)),
             ("audit list --job", Some(Named::Job)),
             ("audit list --rc", Some(Named::Controller)),
             ("farm confirm", Some(Named::Farm)),

@@ -3,6 +3,11 @@
 //!
 //! Keys read and written: the records, by CAS, each in one transaction with its audit record.
 
+mod delete;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::apply::{
@@ -13,7 +18,7 @@ use super::failure::failure;
 use super::job::apply::{as_stored, refusal, wrong};
 use crate::batch::queues::Queues;
 use crate::cron::document::JobQueue;
-use crate::job::document::name;
+use crate::job::document::{FieldIssues, name};
 use rcfarm_api::FieldError;
 use rcfarm_api::audit::{Details, RecordChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
@@ -28,7 +33,19 @@ pub(super) struct DocumentKind {
     pub(super) noun: &'static str,
     pub(super) key: fn(&Namespaced) -> Key,
     pub(super) check: fn(&Namespaced, &Value) -> Checked,
+    /// Other documents that it names; `None`: there are none.
+    pub(super) references: Option<References>,
 }
+
+/// Other documents that a document names.
+pub(super) struct References {
+    pub(super) keys: fn(&Namespaced, &Value) -> Vec<Key>,
+    /// What is said of a document, given those that are stored or in the files.
+    pub(super) check: fn(&Namespaced, &Value, &ReferencedDocuments) -> FieldIssues,
+}
+
+/// Values by key. A document that is not there has none.
+pub(super) type ReferencedDocuments = BTreeMap<Key, Bytes>;
 
 /// What a valid document says.
 pub(super) struct Accepted {
@@ -42,7 +59,10 @@ pub(super) struct Accepted {
 pub(super) type Checked = Result<Accepted, Vec<FieldError>>;
 
 /// All of them, in the order in which they are applied.
-const KINDS: [&DocumentKind; 1] = [&super::cron::CRON_JOB];
+const KINDS: [&DocumentKind; 3] =
+    [&super::flow::JOB_TEMPLATE, &super::flow::JOB_FLOW, &super::cron::CRON_JOB];
+
+pub(super) use delete::{DeleteOptions, delete_documents};
 
 /// The kind of a document.
 pub(super) fn of_kind(kind: &str) -> Option<&'static DocumentKind> {
@@ -119,7 +139,36 @@ impl WantedDocument {
                 }
             }
         }
+        for at in 0..all.len() {
+            let found = all[at].check_references(context, &all).await?;
+            let title = all[at].title();
+            problems.extend(found.problems.iter().map(|issue| format!("{title}: {issue}")));
+            all[at].warnings.extend(found.warnings);
+        }
         Ok(all)
+    }
+
+    /// Checks it together with the documents that it names: those of the files count before stored ones.
+    async fn check_references(
+        &self,
+        context: &CommandContext,
+        all: &[WantedDocument],
+    ) -> anyhow::Result<FieldIssues> {
+        let Some(references) = &self.kind.references else { return Ok(FieldIssues::default()) };
+        let wanted: BTreeMap<Key, &WantedDocument> =
+            all.iter().map(|one| ((one.kind.key)(&one.id), one)).collect();
+        let mut found = ReferencedDocuments::new();
+        for key in (references.keys)(&self.id, &self.document) {
+            if found.contains_key(&key) {
+                continue;
+            }
+            let value = match wanted.get(&key) {
+                Some(one) => Some(one.document.to_string().into()),
+                None => context.get(&key).await?.map(|entry| entry.value),
+            };
+            found.extend(value.map(|value| (key, value)));
+        }
+        Ok((references.check)(&self.id, &self.document, &found))
     }
 
     fn title(&self) -> String {

@@ -25,6 +25,7 @@ mod failure;
 mod farm;
 mod farm_run;
 mod files;
+mod flow;
 mod job;
 mod label;
 mod node;
@@ -68,8 +69,11 @@ enum Command {
     Job(job::JobCommand),
     #[command(subcommand)]
     Cron(cron::CronCommand),
-    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob and Queue, Kubeflow's TFJob, PyTorchJob,
-    /// MPIJob, XGBoostJob, Pod, PriorityClass, HiveD's configuration of cells, and replication_controllers
+    #[command(subcommand)]
+    Flow(flow::FlowCommand),
+    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob, JobFlow, JobTemplate and Queue,
+    /// Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, Pod, PriorityClass, HiveD's configuration of cells, and
+    /// replication_controllers
     Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
     Plan(apply::FileArgs),
@@ -201,6 +205,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::PriorityClass(command) => priority_class::run(&context()?, command).await,
         Command::Job(command) => job::run(&context()?, command).await,
         Command::Cron(command) => cron::run(&context()?, command).await,
+        Command::Flow(command) => flow::run(&context()?, command).await,
         Command::Apply(args) => apply::apply(&context()?, &args).await,
         Command::Plan(args) => apply::plan(&context()?, &args).await,
         Command::Cell(command) => cell::run(&context()?, command).await,

@@ -9,7 +9,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tracing::{info, warn};
 
-use super::caches::CronCaches;
 use super::document::{self, CronSpec};
 use super::plan::{self, CronAction, CronObserved, CronPlan, DeleteReason, NamedJob};
 use crate::farm::kind::{
@@ -20,6 +19,7 @@ use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
 use crate::job::owner::{self, ControllerRef, OwnedJob};
+use crate::job::owner_caches::OwnerCaches;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, RecordStep};
 use rcfarm_api::cron::{CronReason, CronRun, CronStatus, KIND, RunState};
 use rcfarm_api::ids::{Namespaced, ObjectName};
@@ -56,7 +56,7 @@ pub struct CronController {
     ctx: ControllerContext,
     claimed: ClaimedRecord,
     id: Namespaced,
-    caches: Arc<CronCaches>,
+    caches: Arc<OwnerCaches<CronStatus>>,
     chain: StatusChain<CronStatus>,
     owner: JobOwner,
     /// ModifyIndex of the record that the last plan was of, and when the next run is due.
@@ -77,7 +77,7 @@ impl CronController {
         ctx: ControllerContext,
         claimed: ClaimedRecord,
         id: Namespaced,
-        caches: Arc<CronCaches>,
+        caches: Arc<OwnerCaches<CronStatus>>,
     ) -> CronController {
         let keys = (key::cron_job(&id), key::cron_job_status(&id));
         let chain = StatusChain::new(&ctx, &claimed, keys, caches.take_status(&id));
@@ -146,7 +146,7 @@ impl CronController {
             if job.is_deleting() || !self.is_own(&job, uid) {
                 continue;
             }
-            let (state, finished) = match job.phase {
+            let (state, finished) = match job.phase() {
                 Some((JobPhase::Completed, since)) => (RunState::Succeeded, Some(since)),
                 Some((JobPhase::Failed | JobPhase::Terminated, since)) => {
                     (RunState::Failed, Some(since))
@@ -358,7 +358,7 @@ impl CronController {
 
     /// Says what is wrong with a record. One that is being deleted is deleted nevertheless.
     async fn invalid(&mut self, record: &Record, problems: &[FieldError]) -> ReconcileResult {
-        if document::is_deleting(&record.value) {
+        if owner::is_deleting(&record.value) {
             let status = self.chain.status();
             let listed = match status.uid == record.created {
                 true => status.jobs.clone(),

@@ -136,13 +136,6 @@ pub fn decode(id: &Namespaced, value: &[u8]) -> Result<CronSpec, Vec<FieldError>
     read(id, &document)
 }
 
-/// Whether a stored record, valid or not, is being deleted.
-#[must_use]
-pub fn is_deleting(value: &[u8]) -> bool {
-    let document: Value = serde_json::from_slice(value).unwrap_or_default();
-    document.pointer("/metadata/deletionTimestamp").is_some_and(Value::is_string)
-}
-
 fn check_type(top: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     match top.text("kind", issues) {
         None | Some(KIND) => {}

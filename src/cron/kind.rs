@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::caches::CronCaches;
 use super::controller::CronController;
 use super::document;
 use crate::farm::kind::{
@@ -13,8 +12,11 @@ use crate::farm::kind::{
 };
 use crate::farm::records::Records;
 use crate::job::document::labels_in;
+use crate::job::owner;
+use crate::job::owner_caches::OwnerCaches;
+use rcfarm_api::cron::CronStatus;
 use rcfarm_api::ids::{Namespaced, RecordId};
-use rcfarm_api::{FieldError, InvalidText, key};
+use rcfarm_api::{FieldError, key};
 use rcfarm_store::{Index, StoreError};
 
 /// Prefixes, rights and checks of the kind `cron`.
@@ -44,11 +46,7 @@ fn check_name(tail: &str) -> Result<(), FieldError> {
 }
 
 fn name(tail: &str) -> Result<Namespaced, FieldError> {
-    if tail.split('/').count() != 2 {
-        let problem = "a CronJob stands under <namespace>/<name>";
-        return Err(FieldError::new(FieldError::KEY, problem, "move it there"));
-    }
-    tail.parse().map_err(|error: InvalidText| FieldError::from(error).below(FieldError::KEY))
+    owner::record_name("CronJob", tail)
 }
 
 fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
@@ -59,14 +57,14 @@ fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 /// Controllers of the kind `cron`.
 pub struct CronKind {
     ctx: ControllerContext,
-    caches: Arc<CronCaches>,
+    caches: Arc<OwnerCaches<CronStatus>>,
 }
 
 impl CronKind {
     /// Creates the kind with its caches; nothing is read.
     #[must_use]
     pub fn new(ctx: ControllerContext) -> CronKind {
-        let caches = CronCaches::new(ctx.reader.clone());
+        let caches = Arc::new(OwnerCaches::new(ctx.reader.clone(), key::cron_job_statuses()));
         CronKind { ctx, caches }
     }
 }

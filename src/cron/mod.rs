@@ -6,7 +6,6 @@
 //!
 //! A job is created in the transaction that lists it in the status, with a name that is made from its scheduled time. So
 //! a crash between two transactions leaves a run that is either listed and made, or neither, and no run is made twice.
-
 //!
 //! | module | is |
 //! |---|---|
@@ -14,9 +13,8 @@
 //! | [`document`] | a CronJob's document, and the jobs that it makes |
 //! | [`plan`] | decides the next transaction |
 //! | [`controller`] | reads, commits, sleeps until the next run |
-//! | [`caches`], [`kind`] | what controllers share; the kind `cron`: prefixes, rights, hooks |
+//! | [`kind`] | the kind `cron`: prefixes, rights, hooks |
 
-pub mod caches;
 pub mod controller;
 pub mod document;
 pub mod kind;

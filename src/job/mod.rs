@@ -48,6 +48,7 @@ pub mod machine;
 pub mod manifest;
 pub mod members;
 pub mod owner;
+pub mod owner_caches;
 pub mod plan;
 pub mod pod_status;
 pub mod pods;

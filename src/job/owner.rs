@@ -1,4 +1,4 @@
-//! Jobs that another record makes and owns, such as a CronJob. Pure, but for [`look`].
+//! Jobs that another record makes and owns, such as a CronJob. Pure, but for [`look`] and [`look_at_status`].
 //!
 //! The owner stands in the job's `metadata.ownerReferences`, as in Kubernetes. The job's farm rings the owner's doorbell
 //! in the transaction that changes the job's phase or deletes its record. The owner reads the job then; it watches no
@@ -12,7 +12,7 @@ use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::JobUid;
 use rcfarm_api::job::status::JobStatus;
-use rcfarm_api::{Stored, Timestamp, key};
+use rcfarm_api::{FieldError, InvalidText, Stored, Timestamp, key};
 use rcfarm_store::{Entry, Index, Key, Op, Query, Reader, StoreError};
 
 /// The record that made a job, in the job's namespace.
@@ -80,6 +80,7 @@ impl ControllerRef {
 fn bell_of(kind: &str) -> Option<fn(&Namespaced) -> Key> {
     match kind {
         rcfarm_api::cron::KIND => Some(key::cron_job_bell),
+        rcfarm_api::flow::KIND => Some(key::job_flow_bell),
         _ => None,
     }
 }
@@ -89,11 +90,18 @@ fn bell_of(kind: &str) -> Option<fn(&Namespaced) -> Key> {
 pub struct OwnedJob {
     pub entry: Entry,
     pub document: Value,
-    /// Its phase, and since when. `None`: no farm has looked at it yet.
-    pub phase: Option<(JobPhase, Timestamp)>,
+    /// `None`: no farm has looked at it yet.
+    pub status: Option<JobStatus>,
 }
 
 impl OwnedJob {
+    /// Its phase, and since when. `None`: no farm has looked at it yet.
+    #[must_use]
+    pub fn phase(&self) -> Option<(JobPhase, Timestamp)> {
+        let state = &self.status.as_ref()?.state;
+        Some((state.phase, state.last_transition_time))
+    }
+
     /// Whether it is being deleted.
     #[must_use]
     pub fn is_deleting(&self) -> bool {
@@ -109,12 +117,42 @@ pub async fn look(reader: &dyn Reader, id: &Namespaced) -> Result<Option<OwnedJo
     let Some(entry) = reader.get(&key::job(id), Query::CONSISTENT).await?.value else {
         return Ok(None);
     };
+    let status = look_at_status(reader, id, entry.create_index).await?;
+    let document = serde_json::from_slice(&entry.value).unwrap_or_default();
+    Ok(Some(OwnedJob { entry, document, status }))
+}
+
+/// Reads the status of a job whose record has this CreateIndex. `None`: it has none, or is gone.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn look_at_status(
+    reader: &dyn Reader,
+    id: &Namespaced,
+    uid: Index,
+) -> Result<Option<JobStatus>, StoreError> {
     let status = reader.get(&key::job_status(id), Query::CONSISTENT).await?.value;
     let status = status.and_then(|entry| JobStatus::decode(&entry.value).ok());
-    let status = status.filter(|status| status.uid == JobUid(entry.create_index));
-    let phase = status.map(|status| (status.state.phase, status.state.last_transition_time));
-    let document = serde_json::from_slice(&entry.value).unwrap_or_default();
-    Ok(Some(OwnedJob { entry, document, phase }))
+    Ok(status.filter(|status| status.uid == JobUid(uid)))
+}
+
+/// Whether a stored record, valid or not, is being deleted.
+#[must_use]
+pub fn is_deleting(value: &[u8]) -> bool {
+    let document: Value = serde_json::from_slice(value).unwrap_or_default();
+    document.pointer("/metadata/deletionTimestamp").is_some_and(Value::is_string)
+}
+
+/// The name of a record of a kind that makes jobs, from its key below the prefix.
+///
+/// # Errors
+/// The key names no record of a namespace.
+pub fn record_name(kind: &str, tail: &str) -> Result<Namespaced, FieldError> {
+    if tail.split('/').count() != 2 {
+        let problem = format!("a {kind} stands under <namespace>/<name>");
+        return Err(FieldError::new(FieldError::KEY, problem, "move it there"));
+    }
+    tail.parse().map_err(|error: InvalidText| FieldError::from(error).below(FieldError::KEY))
 }
 
 /// Creates a job, with its audit record. Refused if there is a job of that name.

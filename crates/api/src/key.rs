@@ -208,6 +208,19 @@ layout! {
     /// Labels of CronJobs besides those of their documents, matched by a farm's selector.
     cron_job_labels() -> Prefix = "labels/cron_job/";
     cron_job_bell(id: &Namespaced) -> Key = "rcfarm/bell/cron/{id}";
+    job_templates() -> Prefix = "rcfarm/job_templates/";
+    /// A JobTemplate's document.
+    job_template(id: &Namespaced) -> Key = "rcfarm/job_templates/{id}";
+    job_flows() -> Prefix = "rcfarm/job_flows/";
+    /// A JobFlow's document.
+    job_flow(id: &Namespaced) -> Key = "rcfarm/job_flows/{id}";
+    job_flow_statuses() -> Prefix = "rcfarm/job_flow_status/";
+    /// Status of a JobFlow, written by its owner farm.
+    job_flow_status(id: &Namespaced) -> Key = "rcfarm/job_flow_status/{id}";
+    job_flow_locks() -> Prefix = "lock/rcfarm/job_flows/";
+    /// Labels of JobFlows besides those of their documents, matched by a farm's selector.
+    job_flow_labels() -> Prefix = "labels/job_flow/";
+    job_flow_bell(id: &Namespaced) -> Key = "rcfarm/bell/flow/{id}";
     commands() -> Prefix = "rcfarm/commands/";
     /// A command to a queue, executed once. Commands to jobs may be here, too; whoever may write here may command every
     /// job.

@@ -5,7 +5,7 @@
 //! | [`key`] | the key grammar and every path of the layout: the only file with path strings |
 //! | [`ids`] | names and identifiers |
 //! | [`labels`], [`manifest`] | label sets and selectors; pod manifests |
-//! | [`rc`], [`job`], [`cron`], [`queue`], [`pod_group`], [`priority_class`], [`scheduler`], [`cells`], [`command`], [`node`], [`allocation`] | records by kind |
+//! | [`rc`], [`job`], [`cron`], [`flow`], [`queue`], [`pod_group`], [`priority_class`], [`scheduler`], [`cells`], [`command`], [`node`], [`allocation`] | records by kind |
 //! | [`resource_list`] | amounts of processor, memory and devices |
 //! | [`audit`] | audit records, and the fold of a log to the state that it describes |
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ pub mod cells;
 pub mod command;
 pub mod cron;
 mod field_error;
+pub mod flow;
 mod hash;
 pub mod ids;
 mod index;

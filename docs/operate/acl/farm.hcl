@@ -8,10 +8,12 @@ key_prefix "health/"                        { policy = "read" }
 key_prefix "rcfarm/nodes/"                  { policy = "read" }
 key_prefix "rcfarm/priority_classes/"       { policy = "read" }
 key_prefix "rcfarm/cells/"                  { policy = "read" }
+key_prefix "rcfarm/job_templates/"          { policy = "read" }
 # Sentinels, empty keys that keep the trees from being empty. Without the right to them there are only more requests.
 key        "rcfarm/nodes/_/_/_"             { policy = "write" }
 key        "rcfarm/priority_classes/_/_/_"  { policy = "write" }
 key        "rcfarm/cells/_/_/_"             { policy = "write" }
+key        "rcfarm/job_templates/_/_/_"     { policy = "write" }
 
 # Pods, statuses and the audit log are the farms'.
 key_prefix "labels/pod/"                     { policy = "write" }
@@ -48,6 +50,12 @@ key_prefix "rcfarm/cron_jobs/"               { policy = "write" }
 key_prefix "rcfarm/cron_job_status/"         { policy = "write" }
 key_prefix "lock/rcfarm/cron_jobs/"          { policy = "write" }
 key_prefix "labels/cron_job/"                { policy = "read" }
+
+# JobFlows: their records go at their end. Their jobs are written below rcfarm/jobs/, and stopped by rcfarm/commands/.
+key_prefix "rcfarm/job_flows/"               { policy = "write" }
+key_prefix "rcfarm/job_flow_status/"         { policy = "write" }
+key_prefix "lock/rcfarm/job_flows/"          { policy = "write" }
+key_prefix "labels/job_flow/"                { policy = "read" }
 
 # Ownership, presence, doorbells, the layout's version.
 key_prefix "lock/replication_controllers/" { policy = "write" }

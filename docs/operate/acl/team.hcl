@@ -14,6 +14,13 @@ key_prefix "labels/cron_job/team-a/"        { policy = "write" }
 key_prefix "rcfarm/cron_job_status/team-a/" { policy = "read" }
 key_prefix "lock/rcfarm/cron_jobs/team-a/"  { policy = "read" }
 
+# JobFlows, which make jobs of templates.
+key_prefix "rcfarm/job_flows/team-a/"       { policy = "write" }
+key_prefix "rcfarm/job_templates/team-a/"   { policy = "write" }
+key_prefix "labels/job_flow/team-a/"        { policy = "write" }
+key_prefix "rcfarm/job_flow_status/team-a/" { policy = "read" }
+key_prefix "lock/rcfarm/job_flows/team-a/"  { policy = "read" }
+
 # Statuses of the jobs and of their gangs, and which farm owns them.
 key_prefix "rcfarm/job_status/team-a/"       { policy = "read" }
 key_prefix "rcfarm/pod_groups/team-a/"       { policy = "read" }

@@ -54,6 +54,7 @@ pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
         let CronSpec { warnings, queue, .. } = document::read(id, document)?;
         Ok(Accepted { warnings, queues: vec![queue] })
     },
+    references: None,
 };
 
 pub(super) async fn run(context: &CommandContext, command: CronCommand) -> anyhow::Result<CliExit> {

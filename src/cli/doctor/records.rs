@@ -9,6 +9,7 @@ use crate::cli::rc::allocations;
 use crate::daemon::kind_specs;
 use rcfarm_api::command::{Command, Target};
 use rcfarm_api::cron::CronStatus;
+use rcfarm_api::flow::FlowStatus;
 use rcfarm_api::ids::{Namespaced, QueueName};
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::manifest::{Manifest, check_for_p2};
@@ -89,6 +90,10 @@ async fn quarantined(context: &CommandContext) -> Result<Check, StoreError> {
     }
     for entry in entries(context, key::cron_job_statuses()).await? {
         let Ok(status) = CronStatus::decode(&entry.value) else { continue };
+        take(&entry.key, status.quarantined_until, status.last_error);
+    }
+    for entry in entries(context, key::job_flow_statuses()).await? {
+        let Ok(status) = FlowStatus::decode(&entry.value) else { continue };
         take(&entry.key, status.quarantined_until, status.last_error);
     }
     for entry in entries(context, key::scheduler_statuses()).await? {

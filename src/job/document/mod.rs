@@ -27,6 +27,7 @@ use rcfarm_api::labels::{Labels, check_label_key, check_label_value};
 use rcfarm_api::manifest::plain;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 use rcfarm_api::{FieldError, ResourceList};
+pub(crate) use validate::is_label;
 use validate::validate;
 
 /// `apiVersion` and `kind` of Volcano's job.
@@ -302,7 +303,8 @@ fn labels(
             }
             None => issues.problem(path.clone(), "it must be a text; put quotes around it"),
         }
-        if asks_a_scheduler(name) && !honoured.contains(&name) && !OWN_LABELS.contains(&name) {
+        let is_own = OWN_LABELS.contains(&name) || MADE_BY_FLOW.contains(&name);
+        if asks_a_scheduler(name) && !honoured.contains(&name) && !is_own {
             issues.warning(path, NOBODY_READS);
         }
     }
@@ -313,7 +315,9 @@ fn labels(
 /// here (`volcano.md` §1.7).
 fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut FieldIssues) {
     for (path, name, _) in metadata.entries("annotations", issues) {
-        let is_own = name == SCHEDULED_ANNOTATION || honoured.contains(&name);
+        let is_own = name == SCHEDULED_ANNOTATION
+            || MADE_BY_FLOW.contains(&name)
+            || honoured.contains(&name);
         if asks_a_scheduler(name) && !is_own {
             issues.warning(path, NOBODY_READS);
         }
@@ -322,6 +326,10 @@ fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut F
 
 /// Annotation of a CronJob's job with its scheduled time.
 pub const SCHEDULED_ANNOTATION: &str = "volcano.sh/cronjob-scheduled-timestamp";
+
+/// Labels and annotations of a flow's job that name its flow and its template.
+pub const MADE_BY_FLOW: [&str; 2] =
+    ["volcano.sh/createdByJobFlow", "volcano.sh/createdByJobTemplate"];
 
 /// Whether a label or annotation is for Volcano, Kueue or the scheduler of Kubernetes.
 fn asks_a_scheduler(name: &str) -> bool {

@@ -115,7 +115,7 @@ pub fn task_path(job: &JobSpec, n: usize) -> String {
 }
 
 /// Whether it is a DNS label (RFC 1123).
-fn is_label(text: &str) -> bool {
+pub(crate) fn is_label(text: &str) -> bool {
     let fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let ends = text.starts_with('-') || text.ends_with('-');
     !text.is_empty() && text.len() <= LONGEST_NAME && !ends && text.bytes().all(fine)

@@ -9,6 +9,7 @@ mod cron;
 mod daemon_logs;
 mod dev;
 mod doctor;
+mod flow;
 mod job;
 mod job_ends;
 mod job_logs;

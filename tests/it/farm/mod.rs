@@ -7,6 +7,7 @@ mod cells;
 mod cron;
 mod dummy_kind;
 mod faults;
+mod flow;
 mod jobs;
 mod large_trees;
 mod leftovers;

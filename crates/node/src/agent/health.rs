@@ -138,6 +138,14 @@ fn target(text: &str, env: &BTreeMap<String, String>, expansion: Expansion) -> S
     expanded.unwrap_or_else(|| text.to_owned())
 }
 
+/// The client of all HTTP checks. Farms use the same one for the probes of flows.
+///
+/// # Errors
+/// Why there is none, for people.
+pub fn http_client() -> Result<&'static reqwest::Client, String> {
+    CLIENT.as_ref().map_err(ToString::to_string)
+}
+
 /// The client of all HTTP checks: to make one reads and parses every trusted certificate of the machine. It uses no
 /// proxy, follows no redirect, which could lead to another host, and opens a connection for each check, as Consul does.
 static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new(|| {
@@ -149,9 +157,9 @@ static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new
 });
 
 async fn http(text: &str, url: String) -> (Health, String) {
-    let client = match &*CLIENT {
+    let client = match http_client() {
         Ok(client) => client,
-        Err(error) => return (Health::Critical, error.to_string()),
+        Err(error) => return (Health::Critical, error),
     };
     match client.get(&url).send().await {
         Ok(answer) => {

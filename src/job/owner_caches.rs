@@ -1,62 +1,65 @@
-//! What all controllers of CronJobs share: statuses read before claims, doorbells, and names that have a status.
+//! What the controllers of a kind that makes jobs share: statuses read before claims, doorbells, and names that have a
+//! status. `S` is the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::farm::claim_read::ClaimRead;
 use crate::farm::records::Records;
-use rcfarm_api::cron::CronStatus;
 use rcfarm_api::ids::{Namespaced, RecordId};
 use rcfarm_api::{Stored, key};
-use rcfarm_store::{Index, Reader, StoreError, list_surely};
+use rcfarm_store::{Index, Prefix, Reader, StoreError, list_surely};
 
-type Statuses = BTreeMap<Namespaced, (Index, Option<CronStatus>)>;
+type Statuses<S> = BTreeMap<Namespaced, (Index, Option<S>)>;
 
-/// Shared state of the CronJobs of a farm. It watches nothing.
-pub struct CronCaches {
+/// Shared state of the records of one kind in a farm. It watches nothing.
+pub struct OwnerCaches<S> {
+    /// Prefix of the statuses.
+    statuses: Prefix,
     reader: Arc<dyn Reader>,
-    at_claim: ClaimRead<Statuses>,
-    /// CronJobs that may have a status: claimed ones, and those found before claims.
+    at_claim: ClaimRead<Statuses<S>>,
+    /// Records that may have a status: claimed ones, and those found before claims.
     known: Mutex<BTreeSet<RecordId>>,
-    /// CronJobs whose jobs have changed.
+    /// Records whose jobs have changed.
     rung: Mutex<BTreeSet<RecordId>>,
 }
 
-impl CronCaches {
+impl<S: Stored + Default + Send> OwnerCaches<S> {
     /// Creates the caches without reading.
     #[must_use]
-    pub fn new(reader: Arc<dyn Reader>) -> Arc<CronCaches> {
-        Arc::new(CronCaches {
+    pub fn new(reader: Arc<dyn Reader>, statuses: Prefix) -> OwnerCaches<S> {
+        OwnerCaches {
+            statuses,
             reader,
             at_claim: ClaimRead::default(),
             known: Mutex::default(),
             rung: Mutex::default(),
-        })
+        }
     }
 
-    /// Reads the statuses before CronJobs are claimed, unless all of them were created after the last read.
+    /// Reads the statuses before records are claimed, unless all of them were created after the last read.
     ///
     /// # Errors
     /// Any [`StoreError`].
     pub async fn prepare(&self, oldest: Index) -> Result<(), StoreError> {
         let read = async {
-            let prefix = key::cron_job_statuses();
-            let listed = list_surely(self.reader.as_ref(), &prefix).await?;
+            let prefix = &self.statuses;
+            let listed = list_surely(self.reader.as_ref(), prefix).await?;
             let status = |entry: &rcfarm_store::Entry| {
-                let id = key::namespaced(&prefix, &entry.key)?;
-                Some((id, (entry.modify_index, CronStatus::decode(&entry.value).ok())))
+                let id = key::namespaced(prefix, &entry.key)?;
+                Some((id, (entry.modify_index, S::decode(&entry.value).ok())))
             };
-            let statuses: Statuses = listed.value.iter().filter_map(status).collect();
+            let statuses: Statuses<S> = listed.value.iter().filter_map(status).collect();
             lock(&self.known).extend(statuses.keys().map(record_id));
             Ok((listed.index, statuses))
         };
         self.at_claim.refresh(oldest, read).await
     }
 
-    /// The status of a claimed CronJob as [`CronCaches::prepare`] read it, once. `None`: the caller reads it.
+    /// The status of a claimed record as [`OwnerCaches::prepare`] read it, once. `None`: the caller reads it.
     #[must_use]
-    pub fn take_status(&self, id: &Namespaced) -> Option<(Index, CronStatus)> {
-        let take = |all: &mut Statuses| match all.remove(id) {
+    pub fn take_status(&self, id: &Namespaced) -> Option<(Index, S)> {
+        let take = |all: &mut Statuses<S>| match all.remove(id) {
             Some((index, Some(status))) => Some((index, status)),
             Some((_, None)) => None,
             None => Some(Default::default()),
@@ -64,7 +67,7 @@ impl CronCaches {
         self.at_claim.take(take).flatten()
     }
 
-    /// The CronJob may have a status from now on.
+    /// The record may have a status from now on.
     pub fn note(&self, id: &Namespaced) {
         lock(&self.known).insert(record_id(id));
     }
@@ -75,20 +78,20 @@ impl CronCaches {
         lock(&self.rung).remove(&record_id(id));
     }
 
-    /// Whether any CronJob may have a status.
+    /// Whether any record may have a status.
     #[must_use]
     pub fn has_something(&self) -> bool {
         !lock(&self.known).is_empty()
     }
 
-    /// CronJobs that may have a status, and have no record in the cache.
+    /// Records that may have a status, and have no record in the cache.
     #[must_use]
     pub fn left_behind(&self, records: &Records) -> BTreeSet<RecordId> {
         let known = lock(&self.known);
         known.iter().filter(|id| !records.0.contains_key(*id)).cloned().collect()
     }
 
-    /// The doorbell of a CronJob was rung.
+    /// The doorbell of a record was rung.
     pub fn ring(&self, id: &RecordId) {
         lock(&self.rung).insert(id.clone());
     }

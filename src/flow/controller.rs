@@ -1,0 +1,364 @@
+//! Controller of one claimed JobFlow: reads, plans, commits one transaction, and sleeps until something changes.
+//!
+//! A flow that has ended costs no requests.
+
+mod commit;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use tracing::warn;
+
+use super::document::{self, FlowSpec, RetainPolicy, job_name};
+use super::kind::FlowCaches;
+use super::plan::{self, FlowObserved, FlowPlan, ObservedJob, ObservedJobs, OwnJob};
+use super::probes::{self, ProbeResults};
+use crate::farm::kind::{
+    Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
+};
+use crate::farm::records::Record;
+use crate::farm::status_chain::{ChainedStatus, Revisioned, StatusChain};
+use crate::job::owner::{self, ControllerRef, OwnedJob};
+use rcfarm_api::flow::{FlowPhase, FlowReason, FlowStatus, KIND};
+use rcfarm_api::ids::{Namespaced, ObjectName};
+use rcfarm_api::job::status::{JobOwner, JobStatus};
+use rcfarm_api::{FieldError, Timestamp, key};
+use rcfarm_store::{Index, StoreError};
+
+/// Jobs that are read at once.
+const CONCURRENT_READS: usize = 16;
+/// Audit records, guards and framing of a transaction, in bytes.
+const FRAME_BYTES: usize = 24 * 1024;
+
+impl Revisioned for FlowStatus {
+    fn revision(&mut self) -> &mut u64 {
+        &mut self.revision
+    }
+}
+
+impl ChainedStatus for FlowStatus {
+    fn observed_index(&self) -> Index {
+        self.observed_index
+    }
+
+    /// Refuses to start from an empty status: jobs that were made and are gone would be made again.
+    fn unreadable(key: &rcfarm_store::Key, error: &FieldError) -> Result<Self, ReconcileError> {
+        Err(ReconcileError::Record(format!(
+            "{key} is not valid ({error}): correct it, or delete it; then jobs that are gone are made again"
+        )))
+    }
+}
+
+/// Controller of one claimed flow.
+pub struct FlowController {
+    ctx: ControllerContext,
+    claimed: ClaimedRecord,
+    id: Namespaced,
+    caches: Arc<FlowCaches>,
+    chain: StatusChain<FlowStatus>,
+    owner: JobOwner,
+    /// ModifyIndex of the record that the last plan was of, and when to plan again.
+    planned: Option<(Index, Option<Timestamp>)>,
+    /// The decoded record, while the flow is not over.
+    decoded: Option<(Index, Arc<FlowSpec>)>,
+    /// Names of jobs to be made that other jobs have.
+    taken: Vec<ObjectName>,
+    /// What the log has warned of.
+    warned: Option<String>,
+}
+
+/// Jobs whose records were read, by name.
+type ReadJobs = BTreeMap<ObjectName, OwnedJob>;
+
+impl FlowController {
+    /// Starts from the status that was read before the claim, if any.
+    #[must_use]
+    pub fn new(
+        ctx: ControllerContext,
+        claimed: ClaimedRecord,
+        id: Namespaced,
+        caches: Arc<FlowCaches>,
+    ) -> FlowController {
+        let keys = (key::job_flow(&id), key::job_flow_status(&id));
+        let chain = StatusChain::new(&ctx, &claimed, keys, caches.owner.take_status(&id));
+        caches.owner.note(&id);
+        let owner = JobOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
+        FlowController {
+            ctx,
+            claimed,
+            id,
+            caches,
+            chain,
+            owner,
+            planned: None,
+            decoded: None,
+            taken: Vec::new(),
+            warned: None,
+        }
+    }
+
+    fn job(&self, name: &ObjectName) -> Namespaced {
+        Namespaced { namespace: self.id.namespace.clone(), name: name.clone() }
+    }
+
+    /// Bytes of values that a transaction takes.
+    fn room(&self) -> usize {
+        self.ctx.limits.bytes.saturating_sub(FRAME_BYTES) / 4 * 3
+    }
+
+    /// Decodes the record if its ModifyIndex has changed.
+    fn decode(&mut self, record: &Record) -> Result<Arc<FlowSpec>, Vec<FieldError>> {
+        if let Some((_, same)) = self.decoded.as_ref().filter(|(then, _)| *then == record.index) {
+            return Ok(same.clone());
+        }
+        let spec = Arc::new(document::decode(&self.id, &record.value)?);
+        self.decoded = Some((record.index, spec.clone()));
+        Ok(spec)
+    }
+
+    /// Reads what a plan needs, and plans. Probes are made between two plans.
+    async fn decide(
+        &self,
+        record: &Record,
+        spec: &FlowSpec,
+    ) -> Result<(FlowPlan, ReadJobs), ReconcileError> {
+        let (uid, status) = (record.created, self.chain.status());
+        if !self.caches.templates.snapshot().is_read() {
+            self.caches.templates.read_now().await?;
+        }
+        let deletes = spec.deleting
+            || spec.retain == RetainPolicy::Delete && status.state.phase == FlowPhase::Succeed;
+        let (jobs, read) = self.read_jobs(uid, deletes).await?;
+        let templates = self.caches.templates.snapshot();
+        let now = self.ctx.clock.wall();
+        let plan = |probes: &ProbeResults| {
+            plan::plan(&FlowObserved {
+                id: &self.id,
+                uid,
+                spec,
+                status,
+                jobs: &jobs,
+                templates: &templates.value,
+                probes,
+                room: self.room(),
+                now,
+            })
+        };
+        let first = plan(&ProbeResults::new());
+        if first.probes.is_empty() {
+            return Ok((first, read));
+        }
+        let reader = self.ctx.reader.as_ref();
+        let results = probes::ask(reader, &self.id.namespace, &first.probes).await?;
+        Ok((plan(&results), read))
+    }
+
+    /// Reads jobs whose end was not seen, those that have the name of one to be made, and those to be deleted next.
+    async fn read_jobs(
+        &self,
+        uid: Index,
+        deletes: bool,
+    ) -> Result<(ObservedJobs, ReadJobs), StoreError> {
+        let status = self.chain.status();
+        if status.uid != uid {
+            return self.read_whole(uid, self.taken.clone()).await;
+        }
+        let mut whole: Vec<ObjectName> = self.taken.clone();
+        if deletes {
+            whole.extend(plan::next_to_delete(&self.id.name, status));
+        }
+        let mut known = Vec::new();
+        for job in status.active().filter(|job| !whole.contains(&job.name)) {
+            match job.uid {
+                Some(uid) => known.push((job.name.clone(), uid)),
+                None => known.push((job.name.clone(), Index::ZERO)),
+            }
+        }
+        let look = |(name, uid): (ObjectName, Index)| async move {
+            let status = match uid {
+                Index::ZERO => None,
+                uid => {
+                    owner::look_at_status(self.ctx.reader.as_ref(), &self.job(&name), uid).await?
+                }
+            };
+            Ok::<_, StoreError>((name, uid, status))
+        };
+        let found: Vec<_> =
+            stream::iter(known).map(look).buffered(CONCURRENT_READS).try_collect().await?;
+        let mut seen = ObservedJobs::new();
+        for (name, uid, status) in found {
+            match status {
+                Some(status) => drop(seen.insert(name, of_status(uid, status))),
+                // It has none yet, or it is gone.
+                None => whole.push(name),
+            }
+        }
+        let (others, read) = self.read_whole(uid, whole).await?;
+        seen.extend(others);
+        Ok((seen, read))
+    }
+
+    /// Reads the records of jobs, and their statuses.
+    async fn read_whole(
+        &self,
+        uid: Index,
+        names: Vec<ObjectName>,
+    ) -> Result<(ObservedJobs, ReadJobs), StoreError> {
+        let look = |name: ObjectName| async move {
+            let found = owner::look(self.ctx.reader.as_ref(), &self.job(&name)).await?;
+            Ok::<_, StoreError>((name, found))
+        };
+        let found: Vec<_> =
+            stream::iter(names).map(look).buffered(CONCURRENT_READS).try_collect().await?;
+        let (mut seen, mut read) = (ObservedJobs::new(), ReadJobs::new());
+        let own = ControllerRef { kind: KIND.to_owned(), name: self.id.name.clone(), uid };
+        for (name, job) in found {
+            let one = match job {
+                None => ObservedJob::Gone,
+                Some(job) if ControllerRef::in_document(&job.document).as_ref() != Some(&own) => {
+                    ObservedJob::Foreign
+                }
+                Some(mut job) => {
+                    let uid = job.entry.create_index;
+                    let mut one = of_status(uid, job.status.take().unwrap_or_default());
+                    if let ObservedJob::Own(own) = &mut one {
+                        own.is_deleting = job.is_deleting();
+                        own.bytes = Some(job.entry.value.len());
+                    }
+                    read.insert(name.clone(), job);
+                    one
+                }
+            };
+            seen.insert(name, one);
+        }
+        Ok((seen, read))
+    }
+
+    /// Notes names of jobs to be made that were found to be taken.
+    async fn look_at_refused(
+        &mut self,
+        uid: Index,
+        names: Vec<ObjectName>,
+    ) -> Result<(), StoreError> {
+        let (seen, _) = self.read_whole(uid, names).await?;
+        let there = seen.into_iter().filter(|(_, job)| *job != ObservedJob::Gone);
+        self.taken.extend(there.map(|(name, _)| name));
+        self.taken.sort_unstable();
+        self.taken.dedup();
+        Ok(())
+    }
+
+    /// Forgets names that are not those of jobs to be made any more.
+    fn forget_taken(&mut self, spec: &FlowSpec) {
+        if self.taken.is_empty() {
+            return;
+        }
+        let names = spec.steps.iter().flat_map(|step| {
+            (0..=step.retry).filter_map(|n| job_name(&self.id.name, &step.name, n).ok())
+        });
+        let names: std::collections::BTreeSet<ObjectName> = names.collect();
+        let listed = &self.chain.status().job_status_list;
+        self.taken
+            .retain(|name| names.contains(name) && !listed.iter().any(|job| job.name == *name));
+    }
+
+    /// Waits until the plan is due.
+    fn sleep(&self) -> Action {
+        match self.planned {
+            Some((_, Some(at))) => {
+                let pause = Duration::try_from(at.duration_since(self.ctx.clock.wall()));
+                Action::RequeueAfter(pause.unwrap_or(Duration::ZERO))
+            }
+            Some((_, None)) => Action::AwaitChange,
+            None => Action::RequeueAfter(Duration::ZERO),
+        }
+    }
+
+    /// Says what is wrong with a record. One that is being deleted is deleted nevertheless.
+    async fn invalid(&mut self, record: &Record, problems: &[FieldError]) -> ReconcileResult {
+        if owner::is_deleting(&record.value) {
+            let (jobs, read) = self.read_jobs(record.created, true).await?;
+            let reads = (&jobs, self.room());
+            let plan = plan::deletion(&self.id, record.created, self.chain.status(), reads);
+            return self.commit(record, (plan, read)).await;
+        }
+        let why = FieldError::list(problems);
+        if self.warned.as_ref() != Some(&why) {
+            warn!(alert = true, key = %key::job_flow(&self.id), why, "the JobFlow is not valid; it makes no jobs");
+            self.warned = Some(why.clone());
+        }
+        self.report(record, FlowReason::InvalidRecord, &why, None).await?;
+        self.planned = Some((record.index, None));
+        Ok(Action::AwaitChange)
+    }
+}
+
+fn of_status(uid: Index, status: JobStatus) -> ObservedJob {
+    let since = status.state.last_transition_time;
+    ObservedJob::Own(Box::new(OwnJob {
+        uid,
+        phase: status.state.phase,
+        since: (since != Timestamp::UNIX_EPOCH).then_some(since),
+        restarts: status.retry_count,
+        ran_for: status.running_duration_seconds,
+        tasks: status.task_status_count,
+        is_deleting: false,
+        bytes: None,
+    }))
+}
+
+#[async_trait]
+impl Controller for FlowController {
+    async fn reconcile(&mut self) -> ReconcileResult {
+        let mut rung = self.caches.owner.take_rung(&self.claimed.id);
+        if self.chain.is_behind() {
+            self.chain.refresh().await?;
+            self.chain.caught_up();
+            rung = true;
+        }
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else {
+            return self.delete_leftovers().await;
+        };
+        let is_due = |at: Option<Timestamp>| at.is_some_and(|at| at <= self.ctx.clock.wall());
+        // Who deletes a job by hand rings no doorbell.
+        let is_active = self.chain.status().active().next().is_some();
+        if !rung
+            && !is_active
+            && self.planned.is_some_and(|(at, due)| at == record.index && !is_due(due))
+        {
+            return Ok(self.sleep());
+        }
+        let spec = match self.decode(record) {
+            Ok(spec) => spec,
+            Err(problems) => return self.invalid(record, &problems).await,
+        };
+        self.warned = None;
+        self.forget_taken(&spec);
+        let decided = self.decide(record, &spec).await;
+        if decided.is_err() {
+            // The doorbell was not answered.
+            self.caches.owner.ring(&self.claimed.id);
+        }
+        self.commit(record, decided?).await
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        if self.chain.is_behind() {
+            self.chain.refresh().await?;
+            self.chain.caught_up();
+        }
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
+        let until = self.ctx.clock.wall().checked_add(pause).ok();
+        self.planned = None;
+        self.report(record, FlowReason::Quarantined, error, until).await
+    }
+}

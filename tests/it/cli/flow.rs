@@ -1,0 +1,110 @@
+//! `rcfarm flow …`, and flows and templates in `apply -f`.
+
+use rcfarm_testing::wait::until;
+
+use crate::harness::HttpCluster;
+
+const TEMPLATE: &str = "\
+apiVersion: flow.volcano.sh/v1alpha1
+kind: JobTemplate
+metadata: {name: a}
+spec:
+  tasks: [{name: w, replicas: 1, template: {spec: {restartPolicy: Never, containers: [{name: c, command: [sleep, '60']}]}}}]
+";
+
+const FLOW: &str = "\
+apiVersion: flow.volcano.sh/v1alpha1
+kind: JobFlow
+metadata: {name: test}
+spec:
+  jobRetainPolicy: retain
+  flows:
+    - name: a
+    - name: b
+      dependsOn: {targets: [a]}
+    - name: c
+      template: a
+      dependsOn: {targets: [a, b]}
+      patch: {jobSpec: {tasks: [{name: w, replicas: 2}]}}
+";
+
+fn write(cluster: &HttpCluster, name: &str, text: &str) {
+    std::fs::write(cluster.dir.path().join(name), text).unwrap();
+}
+
+#[tokio::test]
+async fn flow_is_planned_applied_shown_and_deleted() {
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "flow.yaml", &format!("{FLOW}---\n{TEMPLATE}"));
+    let plan = cluster.run(&["plan", "-f", "flow.yaml"]).await;
+    assert!(
+        plan.code == 1 && plan.stdout.contains("JobFlow default/test: would be created"),
+        "{plan:?}"
+    );
+    let applied = cluster.run(&["apply", "-f", "flow.yaml"]).await;
+    let lines: Vec<&str> = applied.stdout.lines().collect();
+    assert_eq!(
+        lines,
+        ["JobTemplate default/a: created", "JobFlow default/test: created"],
+        "templates come first"
+    );
+    let note = "spec.flows[1]: there is no JobTemplate b; the step waits for it";
+    assert!(applied.stderr.contains(note), "{}", applied.stderr);
+    assert_eq!(cluster.run(&["plan", "-f", "flow.yaml"]).await.code, 0);
+
+    let list = cluster.json(&["flow", "list"]).await;
+    assert_eq!((&list[0]["steps"], list[0]["phase"].as_str()), (&3.into(), None));
+    let why = cluster.run(&["flow", "explain", "test"]).await.ok();
+    assert!(why.contains("no farm has looked at default/test yet"), "{why}");
+    assert!(why.contains("step c waits for a, b"), "{why}");
+    let tree = cluster.run(&["flow", "tree", "test"]).await.ok();
+    assert_eq!(tree, "a Waiting\n  b Waiting\n    c Waiting, and after 1 more\n");
+
+    let _farm = cluster.start("f1");
+    until("its first job is made", async || {
+        cluster.get("rcfarm/jobs/default/test-a").await.is_some()
+    })
+    .await;
+    let shown = cluster.run(&["flow", "status", "test"]).await.ok();
+    assert!(shown.contains("test-a") && shown.contains("JobsActive"), "{shown}");
+    let templates = cluster.json(&["flow", "template", "list"]).await;
+    assert_eq!(templates[0]["jobDependsOnList"][0], "test-a");
+    assert!(cluster.run(&["job", "get", "test-a"]).await.ok().contains("test-a"));
+
+    let deleted = cluster.run(&["flow", "delete", "-f", "flow.yaml"]).await.ok();
+    assert!(deleted.contains("default/test: deleted"), "{deleted}");
+    assert!(cluster.get("rcfarm/job_flows/default/test").await.is_none());
+    let deleted = cluster.run(&["flow", "template", "delete", "a"]).await.ok();
+    assert!(deleted.contains("default/a: deleted"), "{deleted}");
+    let why = cluster.run(&["flow", "template", "get", "a"]).await.failed();
+    assert!(why.contains("rcfarm flow template list"), "{why}");
+    let log = cluster.run(&["audit", "list", "--job", "default/test"]).await.ok();
+    assert!(log.contains("JobFlow default/test Created"), "{log}");
+    assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+}
+
+#[tokio::test]
+async fn wrong_flows_and_templates_are_refused_by_path() {
+    let cluster = HttpCluster::new().await;
+    for (text, why) in [
+        (FLOW.replace("targets: [a]", "targets: [c]"), "field spec.flows[1].dependsOn.targets"),
+        (FLOW.replace("name: b", "name: a"), "field spec.flows[1].name"),
+        (
+            FLOW.replace("targets: [a, b]", "targets: [x]"),
+            "field spec.flows[2].dependsOn.targets[0]",
+        ),
+        (
+            format!("{FLOW}---\n{TEMPLATE}").replace("replicas: 2", "replicas: -2"),
+            "field spec.flows[2]: JobTemplate a makes no valid job: field spec.tasks[0].replicas",
+        ),
+        (
+            TEMPLATE.replace("replicas: 1", "replicas: x"),
+            "JobTemplate default/a: field spec.tasks[0].replicas",
+        ),
+    ] {
+        write(&cluster, "flow.yaml", &text);
+        let said = cluster.run(&["apply", "-f", "flow.yaml"]).await.failed();
+        assert!(said.contains(why), "{why}: {said}");
+    }
+    assert!(cluster.events().await.is_empty());
+}
