@@ -29,6 +29,8 @@ pub(super) enum Done {
     Parted(usize, ReleaseOutcome),
     /// The locks and labels of a kind were read again.
     Read(usize),
+    /// Missing seed records were created, as far as possible.
+    Seeded,
     /// The presence as written; `None`: the write failed.
     Announced(Option<FarmPresence>),
     /// Doorbells were deleted, except these.
@@ -64,6 +66,8 @@ pub(super) struct SessionState {
     pub(super) check_problem: Option<String>,
     pub(super) announced: Announced,
     pub(super) answering: Answering,
+    /// When missing seed records may be created again.
+    pub(super) seeds_again_at: Option<Instant>,
 }
 
 /// The farm's presence as last written.

@@ -23,6 +23,7 @@ pub mod record_task;
 pub mod records;
 pub mod rights;
 mod run;
+mod seeds;
 mod session_loop;
 mod settings;
 pub mod status_chain;

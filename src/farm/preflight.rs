@@ -1,12 +1,12 @@
-//! Checks before a farm claims anything: rights, layout version, sentinels and seed records.
+//! Checks before a farm claims anything: rights and layout version. Then it creates what is missing.
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::kind::RegisteredKind;
 use super::rights::readable_by_farms;
-use rcfarm_api::{Index, Stored, key};
-use rcfarm_store::{Key, PutMode, Query, Store, StoreError, may_read};
+use super::seeds::{self, NEW};
+use rcfarm_api::{Stored, key};
+use rcfarm_store::{Key, Query, Store, StoreError, may_read};
 
 /// Major version of the key layout that this program writes.
 pub const LAYOUT: u32 = 1;
@@ -64,32 +64,7 @@ pub(super) async fn check(
 ) -> Result<(), PreflightError> {
     check_rights(store, kinds).await?;
     check_layout(store).await?;
-    // A watch on an empty prefix wakes on unrelated writes; the sentinel keeps the prefix from being empty.
-    store.put(&key::bell_sentinel(), Bytes::new(), 0, NEW).await?;
-    create_missing(store, kinds).await
-}
-
-/// Writes a key only if it does not exist.
-const NEW: PutMode = PutMode::Cas(Index::ZERO);
-
-/// Creates sentinels and seed records. A farm starts without them if its token may not write them.
-async fn create_missing(store: &dyn Store, kinds: &[RegisteredKind]) -> Result<(), PreflightError> {
-    for prefix in kinds.iter().flat_map(|kind| &kind.spec.sentinels) {
-        match store.put(&prefix.sentinel(), Bytes::new(), 0, NEW).await {
-            // Without the sentinel the watch wakes more often.
-            Ok(_) | Err(StoreError::Forbidden { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    for (key, value) in kinds.iter().flat_map(|kind| &kind.spec.seeds) {
-        match store.put(key, value.clone(), 0, NEW).await {
-            Ok(_) => {}
-            Err(StoreError::Forbidden { .. }) => {
-                tracing::warn!(%key, "the token may not create this record: create it with another token");
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
+    seeds::create(store, kinds.iter().map(|kind| kind.spec.as_ref())).await?;
     Ok(())
 }
 

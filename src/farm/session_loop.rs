@@ -46,6 +46,7 @@ impl FarmLoop<'_> {
             check_problem: kept.check_problem().map(str::to_owned),
             announced: Announced::default(),
             answering: Answering::default(),
+            seeds_again_at: None,
         };
         self.farm.note(|report| {
             report.session = Some(epoch.session().to_string());
@@ -100,7 +101,7 @@ impl FarmLoop<'_> {
                         }
                         // The result is unknown, so claims are planned again.
                         Done::Parted(_, ReleaseOutcome::Unknown) => true,
-                        Done::Parted(_, ReleaseOutcome::AsPlanned) => false,
+                        Done::Parted(_, ReleaseOutcome::AsPlanned) | Done::Seeded => false,
                         Done::Announced(presence) => {
                             e.announced.said = presence;
                             false
@@ -135,7 +136,12 @@ impl FarmLoop<'_> {
             if e.answering.asks_again(monotonic()) {
                 self.answer_bells(e);
             }
-            let due = [self.announce_again(e), self.take_bells_down(e), e.answering.ask_at()];
+            let due = [
+                self.announce_again(e),
+                self.take_bells_down(e),
+                e.answering.ask_at(),
+                self.restore_seeds(e),
+            ];
             again_at = due.into_iter().chain([again_at]).flatten().min();
         }
     }
