@@ -22,7 +22,7 @@ use rcfarm_api::resource_list::MEMORY;
 use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
-use rcfarm_node::agent::users::ANY_BUT_ROOT;
+use rcfarm_node::agent::users::{self, ANY_BUT_ROOT};
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, LogRetention, PodPermits};
 use rcfarm_node::http::HttpListener;
 use rcfarm_node::{exec, shim};
@@ -68,6 +68,9 @@ pub struct NodeRunArgs {
     /// User that manifests may name in run_as: a name, uid or uid:gid, or * for all but root; may be repeated
     #[arg(long, default_value = ANY_BUT_ROOT, value_name = "USER")]
     allow_user: Vec<String>,
+    /// User of pods whose manifest has no run_as: a name, uid or uid:gid [default: the agent's own]
+    #[arg(long, value_name = "USER")]
+    default_user: Option<String>,
     /// Let pods keep the agent's capabilities and gain privileges by set-user-ID programs
     #[arg(long)]
     privileged_pods: bool,
@@ -121,6 +124,13 @@ pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Re
     exec::hide();
     exec::close_on_exec();
     let settings = args.settings()?;
+    match settings.permits.user(None) {
+        Err(error) => return Err(failure(error.into_text(), "choose another --default-user")),
+        Ok(None) if users::own_uid() == 0 => {
+            warn!("pods whose manifest has no run_as run as root, see --default-user");
+        }
+        Ok(_) => {}
+    }
     let shutdown = CancellationToken::new();
     info!(node = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
         capacity = %settings.capacity, data_dir = %settings.data_dir.display(), "starting");
@@ -203,6 +213,7 @@ impl NodeRunArgs {
             session,
             permits: PodPermits {
                 users: self.allow_user.clone(),
+                default_user: self.default_user.clone(),
                 privileged: self.privileged_pods,
             },
             ..AgentSettings::new(name, address, self.data_dir.clone())

@@ -96,6 +96,18 @@ async fn inv34_root_is_refused_unless_it_is_allowed() {
     host.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inv34_a_pod_without_a_user_has_the_default_one() {
+    let Some(mut host) = host_of_root() else { return };
+    host.settings.permits.default_user = Some("nobody".to_owned());
+    // It is the operator's choice, so that manifests need not be allowed to name it.
+    host.settings.permits.users = Vec::new();
+    host.start();
+    host.intend_script("web", "id -u; exec sleep 600", "").await;
+    eventually("its user", || host.log("web") == "65534\n").await;
+    host.end().await;
+}
+
 /// `CapEff`, `CapBnd` and `NoNewPrivs` of a pod's process.
 const PRIVILEGES: &str = "grep -E '^(Cap(Eff|Bnd|Inh|Amb)|NoNewPrivs)' /proc/self/status | tr -d '\\n\\t'; \
                           echo; exec sleep 600";

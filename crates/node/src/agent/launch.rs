@@ -7,7 +7,7 @@ use super::driver::{Launch, StartFailure};
 use super::pod::PodTask;
 use super::state::{DataDir, StoredPod, read, replace_for};
 use super::users::{UserError, UserIds};
-use super::{AgentSettings, AtShutdown, cgroup, users};
+use super::{AgentSettings, AtShutdown, cgroup};
 use crate::spec::{PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
@@ -33,10 +33,7 @@ impl PodTask {
         notes.extend(limited.notes);
         self.notes.insert(name.to_owned(), notes);
         let ends_with_node = spec.single_instance || settings.at_shutdown == AtShutdown::StopPods;
-        let run_as = match &spec.run_as {
-            Some(run_as) => users::find(run_as, &settings.permits)?,
-            None => None,
-        };
+        let run_as = settings.permits.user(spec.run_as.as_deref())?;
         let env = self.env(name, &spec, settings, data, run_as);
         let Expanded { command, env, .. } = Expanded::of(&process.command, &process.env, env)
             .map_err(|error| program(format!("{}: {}", error.path, error.reason())))?;

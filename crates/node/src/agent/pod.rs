@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
+use super::PodPermits;
 use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health::HealthVerdict;
 use super::intended::Intended;
@@ -14,7 +15,6 @@ use super::proof::{Expected, Proof};
 use super::report::{PodReport, cut_texts};
 use super::state::{DataDir, StoredPod, read};
 use super::users::UserError;
-use super::{PodPermits, users};
 use crate::spec::{LaunchSpec, PodSpec, ProcessSpec};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::{NodeName, PodId};
@@ -573,8 +573,8 @@ fn unhealthy(exit: ProcessExit, failed_checks: u32) -> ProcessExit {
 /// The spec of a pod whose user this node allows. A user that the node does not know is reported at the start: another
 /// node may know it.
 fn permitted(spec: PodSpec, permits: &PodPermits) -> Result<PodSpec, String> {
-    match spec.run_as.as_deref().map(|run_as| users::find(run_as, permits)) {
-        Some(Err(refused @ UserError::Refused(_))) => Err(refused.into_text()),
+    match permits.user(spec.run_as.as_deref()) {
+        Err(refused @ UserError::Refused(_)) => Err(refused.into_text()),
         _ => Ok(spec),
     }
 }

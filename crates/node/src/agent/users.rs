@@ -12,6 +12,8 @@ use rustix::process::{getegid, geteuid};
 pub struct PodPermits {
     /// Users that `run_as` may name: names, `uid`, `uid:gid`, or `*` for every user but root.
     pub users: Vec<String>,
+    /// User of pods whose manifest names none; `None`: the agent's own.
+    pub default_user: Option<String>,
     /// Whether pods keep the agent's capabilities and may gain others from set-user-ID programs.
     pub privileged: bool,
 }
@@ -21,7 +23,21 @@ pub const ANY_BUT_ROOT: &str = "*";
 
 impl Default for PodPermits {
     fn default() -> Self {
-        PodPermits { users: vec![ANY_BUT_ROOT.to_owned()], privileged: false }
+        PodPermits { users: vec![ANY_BUT_ROOT.to_owned()], default_user: None, privileged: false }
+    }
+}
+
+impl PodPermits {
+    /// The user of a pod; `None`: the agent's own.
+    ///
+    /// # Errors
+    /// [`UserError`].
+    pub fn user(&self, run_as: Option<&str>) -> Result<Option<UserIds>, UserError> {
+        match (run_as, &self.default_user) {
+            (Some(run_as), _) => find(run_as, &self.users),
+            (None, Some(user)) => find(user, std::slice::from_ref(user)),
+            (None, None) => Ok(None),
+        }
     }
 }
 
@@ -111,19 +127,15 @@ impl Accounts {
     }
 }
 
-/// The user of a pod; `None`: the agent's own.
-///
-/// # Errors
-/// [`UserError`].
-pub fn find(run_as: &str, permits: &PodPermits) -> Result<Option<UserIds>, UserError> {
+fn find(run_as: &str, users: &[String]) -> Result<Option<UserIds>, UserError> {
     let accounts = Accounts::read(Path::new("/etc"))?;
     let own = (geteuid().as_raw(), getegid().as_raw());
-    decide(run_as, permits, &accounts, own)
+    decide(run_as, users, &accounts, own)
 }
 
 fn decide(
     run_as: &str,
-    permits: &PodPermits,
+    users: &[String],
     accounts: &Accounts,
     own: UserIds,
 ) -> Result<Option<UserIds>, UserError> {
@@ -136,7 +148,7 @@ fn decide(
     };
     // What a pod is without `run_as` needs no permission, unless it is root.
     let is_own = ids == own && ids.0 != 0;
-    if !is_own && !permits.users.iter().any(allows) {
+    if !is_own && !users.iter().any(allows) {
         let (uid, gid) = ids;
         return Err(UserError::Refused(format!(
             "pods of this node may not run as {run_as} ({uid}:{gid}); its operator can allow it with --allow-user"
@@ -157,8 +169,8 @@ mod tests {
     }
 
     fn found(run_as: &str, users: &[&str]) -> Result<Option<UserIds>, UserError> {
-        let users = users.iter().map(|user| (*user).to_owned()).collect();
-        decide(run_as, &PodPermits { users, privileged: false }, &accounts(), (7, 7))
+        let users: Vec<String> = users.iter().map(|user| (*user).to_owned()).collect();
+        decide(run_as, &users, &accounts(), (7, 7))
     }
 
     #[test]
