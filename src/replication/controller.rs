@@ -459,11 +459,8 @@ impl Controller for RcController {
                 return Ok(self.chain.found_outdated());
             }
             if self.update_health(&mut input, plan.takes_over()).await? {
-                // A pod may pass only now, for the manifest that it had before. Its health was read before the proof, and
-                // may be about that manifest.
-                if self.prove_pods(&mut input).await? {
-                    return Ok(Action::RequeueAfter(Duration::ZERO));
-                }
+                // A pod may pass only now, for the manifest that it had before.
+                self.prove_pods(&mut input).await?;
                 drop(guard);
                 (plan, guard) = self.decide(&view, &input).await?;
             }

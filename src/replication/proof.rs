@@ -4,15 +4,18 @@
 //! has restarted it. rcfarm's agents write reality and health in one transaction. p2's preparers write reality after they
 //! have launched the manifest, in a form of their own (`p2.md` §2.5).
 //!
-//! A place is read until its intent is proved to run, and not again until the intent changes. An intent that was never
-//! rewritten needs no proof: there was no other manifest that its pod's health could be about. One that was deleted and
+//! A place is read until its intent runs, and not again until the intent changes. It is proved when it has then passed its
+//! check for [`MIN_HEALTHY_TIME`] without a break: a program that ends soon after it was started passes for a moment, as
+//! each time that it is started again. An intent that was never rewritten needs no proof: there was no other manifest that its pod's health could be about. One that was deleted and
 //! made anew is rewritten: its node may have seen neither.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream;
+use tokio::time::Instant;
 
 use super::RcPods;
 use super::controller::{RcController, RcView};
@@ -25,23 +28,36 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::{Manifest, content_hash};
 use rcfarm_api::node::Health;
 use rcfarm_api::rc::status::RcConditionType;
+use rcfarm_store::time::monotonic;
 use rcfarm_store::{Entry, Index, Query, Versioned};
 
 /// How many reports are read from Consul at the same time.
 const READS: usize = 8;
 
-/// Pods whose nodes run their intents, by the ModifyIndex of the intent.
+/// A pod counts as healthy with a changed manifest when it has passed its check for so long (Nomad's `min_healthy_time`).
+const MIN_HEALTHY_TIME: Duration = Duration::from_secs(10);
+
+/// Passing pods whose nodes run their intents.
 #[derive(Debug, Default)]
-pub(super) struct ProvedIntents(BTreeMap<PodRef, Index>);
+pub(super) struct ProvedIntents(BTreeMap<PodRef, RunningIntent>);
+
+/// An intent that a node runs.
+#[derive(Debug, Clone, Copy)]
+struct RunningIntent {
+    /// ModifyIndex of the intent.
+    index: Index,
+    /// Since when the pod has been known to run it and to pass its check.
+    since: Instant,
+}
 
 impl RcController {
-    /// Marks passing pods whose nodes are not known to run their intents; returns whether some were proved now. Does
-    /// nothing unless it matters: while a pod waits for the record's manifest, too many pods exist, or one is about to
-    /// leave its node.
-    pub(super) async fn prove_pods(&mut self, input: &mut RcView) -> Result<bool, ReconcileError> {
+    /// Marks passing pods whose nodes are not known to run their intents, or not for long. Does nothing unless it matters:
+    /// while a pod waits for the record's manifest, too many pods exist, or one is about to leave its node.
+    pub(super) async fn prove_pods(&mut self, input: &mut RcView) -> Result<(), ReconcileError> {
         if !input.spec.in_order || !self.health_matters(input) {
-            return Ok(false);
+            return Ok(());
         }
+        let now = monotonic();
         let mut pods = RcPods::clone(&input.pods);
         let rewritten = |(place, pod): (&PodRef, &RcPod)| {
             let intent = self.caches.intent_at(&self.own, place)?;
@@ -50,10 +66,16 @@ impl RcController {
         };
         let rewritten: BTreeMap<PodRef, Versioned<u64>> =
             pods.iter().filter_map(rewritten).collect();
-        self.proved.0.retain(|place, index| {
-            rewritten.get(place).is_some_and(|intent| intent.index == *index)
+        self.proved.0.retain(|place, running| {
+            rewritten.get(place).is_some_and(|intent| intent.index == running.index)
         });
-        let unproved: Vec<(PodRef, Versioned<u64>)> =
+        let is_young = |running: &RunningIntent| now < running.since + MIN_HEALTHY_TIME;
+        for place in rewritten.keys() {
+            if let Some(pod) = pods.get_mut(place) {
+                pod.unproved = self.proved.0.get(place).is_none_or(is_young);
+            }
+        }
+        let to_read: Vec<(PodRef, Versioned<u64>)> =
             rewritten.into_iter().filter(|(place, _)| !self.proved.0.contains_key(place)).collect();
         let read = |(place, intent): (PodRef, Versioned<u64>)| {
             let reader = self.ctx.reader.clone();
@@ -64,21 +86,17 @@ impl RcController {
             }
         };
         let answers: Vec<_> =
-            stream::iter(unproved).map(read).buffer_unordered(READS).collect().await;
-        let mut are_new = false;
+            stream::iter(to_read).map(read).buffer_unordered(READS).collect().await;
         for answer in answers {
             let (place, intent, reality) = answer?;
             let by_agent = self.view.has_agent(&place.node);
             let text = input.spec.manifest.text();
             if reality.is_some_and(|reality| runs(&reality, intent, by_agent, text)) {
-                self.proved.0.insert(place, intent.index);
-                are_new = true;
-            } else if let Some(pod) = pods.get_mut(&place) {
-                pod.unproved = true;
+                self.proved.0.insert(place, RunningIntent { index: intent.index, since: now });
             }
         }
         input.pods = Arc::new(pods);
-        Ok(are_new)
+        Ok(())
     }
 
     /// Whether the plan may depend on which pods run their intents.

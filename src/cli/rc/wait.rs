@@ -161,7 +161,30 @@ pub(super) async fn updated(
         let condition = status.condition(RcConditionType::Updated);
         is_scheduled(status) && healthy >= desired && condition.is_none_or(|c| c.status)
     };
-    until(context, id, index, timeout, is_updated).await
+    tokio::select! {
+        biased;
+        updated = until(context, id, index, timeout, is_updated) => updated,
+        error = cannot_start(context, id, index) => Err(error),
+    }
+}
+
+/// Interval at which an update looks for pods that cannot start.
+const CANNOT_START_EVERY: Duration = Duration::from_secs(2);
+
+/// Waits until a pod whose intent is newer than `index` cannot start; says why.
+async fn cannot_start(context: &CommandContext, id: RcId, index: Index) -> anyhow::Error {
+    loop {
+        tokio::time::sleep(CANNOT_START_EVERY).await;
+        let read = context.persist(async || StartedPods::read(context, id).await).await;
+        if let Ok(mut read) = read {
+            let StartedPods { places, intents, .. } = &mut read;
+            let is_newer = |entry: &Entry| entry.modify_index > index;
+            places.retain(|place| intents.get(intent_key(place).as_str()).is_some_and(is_newer));
+            if let Err(error) = read.unstarted() {
+                return error;
+            }
+        }
+    }
 }
 
 async fn until(

@@ -146,7 +146,9 @@ async fn pod_that_cannot_start_is_named_with_its_reason() {
     until("it runs", || async { state().await == "AsDesired" }).await;
 
     write("command: /no/such/program");
-    cluster.run(&["rc", "update", "web", "-f", "pod.yaml"]).await.ok();
+    let ran = cluster.run(&["rc", "update", "web", "-f", "pod.yaml", "--wait"]).await;
+    let is_named = ran.stderr.contains("pod web cannot start on n1: ");
+    assert!(ran.code == 1 && is_named && ran.stderr.contains("/no/such/program"), "{ran:?}");
     until("it is told", || async { state().await == "CannotStart" }).await;
     let failed = async |words: &str| {
         let ran = cluster.run(&["rc", "scale", "web", "1", "--wait"]).await;

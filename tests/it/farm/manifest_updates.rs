@@ -16,6 +16,8 @@ use tokio::task::JoinHandle;
 
 const RC: u128 = 1;
 const BAD: &str = "id: pod-1\nbad: true\n";
+/// Its process ends three seconds after each start, and is started again three seconds later.
+const CRASHES: &str = "id: pod-1\ncrashes: true\n";
 
 fn manifest(version: u32) -> String {
     format!("id: pod-1\nversion: {version}\n")
@@ -60,6 +62,7 @@ async fn run_node(store: Emulator, n: usize, down: Arc<AtomicUsize>, most: Arc<A
     let (intent, reality) =
         (key::intent(&node(n), &pod_id(RC)), key::reality(&node(n), &pod_id(RC)));
     let (mut runs, is_down) = (None, AtomicBool::new(false));
+    let mut has_crashed = false;
     let report = async |value: &[u8], status: &str| {
         let health =
             json!({"Id": pod_id(RC), "Node": node(n), "Service": pod_id(RC), "Status": status});
@@ -74,6 +77,11 @@ async fn run_node(store: Emulator, n: usize, down: Arc<AtomicUsize>, most: Arc<A
     loop {
         let seen = store.get(&intent, Query::CONSISTENT).await.unwrap().value;
         let Some(seen) = seen.filter(|seen| runs.as_ref() != Some(&seen.value)) else {
+            if runs.as_ref().is_some_and(|runs| *runs == CRASHES) {
+                tokio::time::sleep(3 * SECOND).await;
+                has_crashed = !has_crashed;
+                report(CRASHES.as_bytes(), if has_crashed { "critical" } else { "passing" }).await;
+            }
             tokio::time::sleep(SECOND / 10).await;
             continue;
         };
@@ -141,7 +149,7 @@ async fn settled(cluster: &Cluster, manifest: &str) {
 
 /// Waits until this many pods were down at once, and then until all are healthy.
 async fn settled_after(cluster: &Cluster, nodes: &Nodes, manifest: &str, down: usize) {
-    within(10 * SECOND, "down", || async { nodes.most_down() >= down }).await;
+    within(30 * SECOND, "down", || async { nodes.most_down() >= down }).await;
     settled(cluster, manifest).await;
     assert_eq!(nodes.most_down(), down);
 }
@@ -191,6 +199,21 @@ async fn bad_manifest_takes_down_what_the_minimum_spares() {
     write(&cluster, &manifest(2)).await;
     settled(&cluster, &manifest(2)).await;
     assert_eq!(nodes.most_down(), 1);
+    farm.stop().await;
+}
+
+/// Each time that its process is started, the pod passes for a moment.
+#[tokio::test(start_paused = true)]
+async fn crashing_program_takes_down_what_the_minimum_spares() {
+    let (cluster, _nodes) = running(json!({"rcfarm/min_health": "3"})).await;
+    let farm = cluster.start("a");
+    settled(&cluster, &manifest(1)).await;
+    write(&cluster, CRASHES).await;
+    tokio::time::sleep(600 * SECOND).await;
+    assert_eq!(having(&cluster, CRASHES).await, 1);
+    assert_eq!(updated(&cluster).await.1, RcReason::UpdateUnderWay);
+    write(&cluster, &manifest(2)).await;
+    settled(&cluster, &manifest(2)).await;
     farm.stop().await;
 }
 
