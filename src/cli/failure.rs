@@ -172,7 +172,12 @@ fn tls_hint(error: &StoreError) -> Option<&'static str> {
     let text = error.to_string().to_lowercase();
     let mut hints = TLS_HINTS.iter().filter(|_| is_of_tls);
     let found = hints.find(|(words, _)| words.iter().any(|word| text.contains(word)));
-    found.map(|(_, hint)| *hint)
+    // A server that misses a client certificate may close the connection before its reason is read.
+    let is_closed = is_of_tls && text.contains("https://") && text.contains("channel closed");
+    found.map(|(_, hint)| *hint).or(is_closed.then_some(
+        "the server closed the connection; if it wants a client certificate: --client-cert and --client-key, \
+         CONSUL_CLIENT_CERT and CONSUL_CLIENT_KEY",
+    ))
 }
 
 #[cfg(test)]
@@ -192,6 +197,7 @@ mod tests {
             ("invalid peer certificate: UnknownIssuer", "--ca-file"),
             ("invalid peer certificate: certificate not valid for name \"x\"", "--tls-server-name"),
             ("received fatal alert: CertificateRequired", "--client-cert"),
+            ("https://127.0.0.1:8501/: channel closed", "--client-cert"),
             ("received corrupt message of type InvalidContentType", "http://"),
             ("invalid peer certificate: Expired", "renew"),
             ("received fatal alert: CertificateExpired", "renew"),

@@ -25,7 +25,7 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::session::{FarmMember, Keeper};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Env, failpoints};
+use rcfarm_store::{Env, StoreError, failpoints};
 
 /// A session that is lost within this time of its beginning is followed by a pause, which grows with each further one.
 /// Claiming all records anew is the most expensive thing that a farm does.
@@ -161,8 +161,15 @@ impl Farm {
                 }
                 Err(error) => {
                     failures += 1;
-                    if failures == 1 || failures % 10 == 0 {
-                        warn!(%error, failures, "no session can be opened; nothing is claimed");
+                    match error {
+                        StoreError::Forbidden { .. } if failures == 1 => warn!(
+                            alert = true, %error,
+                            "Consul refuses the farm's token: nothing is claimed until it is accepted"
+                        ),
+                        _ if failures == 1 || failures % 10 == 0 => {
+                            warn!(%error, failures, "no session can be opened; nothing is claimed");
+                        }
+                        _ => {}
                     }
                     backoff(FIRST_PAUSE, Duration::from_secs(5), failures - 1)
                 }

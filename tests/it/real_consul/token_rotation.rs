@@ -189,7 +189,7 @@ async fn daemons_recover_when_the_old_token_was_deleted_first() {
     let mut secrets = Vec::new();
     // Until the loss of the session, which follows that of the check.
     let refused = "Consul refuses the agent's token";
-    for (role, says) in [("farm", "no session can be opened"), ("node", refused)] {
+    for (role, says) in [("farm", "Consul refuses the farm's token"), ("node", refused)] {
         let old = std::fs::read_to_string(file(&stage.cluster, role)).unwrap();
         stage.cluster.delete_token(&old).await;
         stage.until_logged(role, says).await;
