@@ -106,9 +106,9 @@ pub enum FlowPhase {
     Pending,
     /// Jobs run, or wait for others.
     Running,
-    /// Every step has ended or was skipped, and no failure is left that no step waited for.
+    /// Every step has ended or was skipped, and none has failed.
     Succeed,
-    /// A step has failed that no other step waited for.
+    /// A step has failed.
     Failed,
     /// It is being deleted.
     Terminating,

@@ -29,7 +29,8 @@ async fn idle_farm_watches_few_prefixes_and_job_prefixes_with_jobs() {
     counter.reset();
     tokio::time::sleep(120 * SECOND).await;
     let (trees, requests) = (counter.prefixes(), counter.total());
-    assert!(trees.len() <= 19, "{} trees: {trees:?}", trees.len());
+    // Each kind of record adds one.
+    assert!(trees.len() <= 20, "{} trees: {trees:?}", trees.len());
     assert!(requests <= 120 * 3, "{requests} requests in two minutes");
     let of_jobs = ["reality/", "status/pods/", "lock/rcfarm/jobs/", "labels/job/"];
     assert!(of_jobs.iter().all(|tree| !trees.contains(*tree)), "{trees:?}");

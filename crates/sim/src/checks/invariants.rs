@@ -206,7 +206,7 @@ pub const GROUPS: &[Group] = &[
                 statement: "A dependent starts only after its dependencies' condition held. Each flow step runs once per attempt. Cycles are refused on write.",
                 watched_in: &[],
                 note: "flows: not yet",
-                also: "`tests/it/admission.rs` J26",
+                also: "`tests/it/admission.rs` J26, `tests/it/farm/flow.rs`",
             },
             Invariant {
                 number: 24,
@@ -230,8 +230,8 @@ pub const GROUPS: &[Group] = &[
             number: 26,
             statement: "A cell is owned once. A virtual cluster that has a free cell of a level gets it without waiting for another's guaranteed work. Releasing everything restores the initial tree.",
             watched_in: &[],
-            note: "not yet: there are no cells",
-            also: "",
+            note: "not yet",
+            also: "`crates/cells/tests/it/histories.rs`, `tests/it/farm/cells.rs`",
         }],
     },
     Group {
