@@ -106,6 +106,9 @@ pub struct GroupChange {
     pub placement: Option<String>,
     /// Reason, a fixed token.
     pub reason: String,
+    /// Group for which it is evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preemptor: Option<Namespaced>,
     /// Members that were given allocations.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub promised: usize,

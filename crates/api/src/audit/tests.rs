@@ -206,6 +206,7 @@ fn every_event_type_round_trips() {
                 to: Some("Inqueue".to_owned()),
                 placement: Some("Bound".to_owned()),
                 reason: "AsDesired".to_owned(),
+                preemptor: None,
                 promised: 4,
                 released: 0,
             }],

@@ -38,6 +38,9 @@ impl std::str::FromStr for JobUid {
     }
 }
 
+/// `apiVersion` and `kind` of Volcano's job.
+pub const VOLCANO_JOB: (&str, &str) = ("batch.volcano.sh/v1alpha1", "Job");
+
 /// Framework whose rules of success, names and environment apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Framework {

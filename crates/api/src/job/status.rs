@@ -193,6 +193,8 @@ pub enum JobReason {
     Starting,
     /// Enough members run.
     EnoughRunning,
+    /// Another group takes the room of its members: they are stopped, and wait in the queue.
+    Evicted,
     /// A command asks for it.
     CommandIssued,
     /// A policy asks for it.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::limits::p2_bytes;
-use super::{LaunchableStanza, plain};
+use super::{LaunchableStanza, check_services_in, plain};
 use crate::FieldError;
 use crate::resource_list::MEMORY;
 
@@ -20,7 +20,7 @@ const P2_FIELDS: [&str; 8] = [
 ];
 
 /// Fields of a manifest that our agents or farms know.
-const OWN_FIELDS: [&str; 8] = [
+const OWN_FIELDS: [&str; 9] = [
     "id",
     "job",
     "launchables",
@@ -29,10 +29,11 @@ const OWN_FIELDS: [&str; 8] = [
     "resources",
     "resource_limits",
     "single_instance",
+    "services",
 ];
 
-/// Refuses fields that neither p2's programs nor ours know, and launchables that nobody can run: most likely they are
-/// typing errors. For new manifests alone; farms and agents take what is there.
+/// Refuses fields that neither p2's programs nor ours know, launchables that nobody can run, and services that break a
+/// rule: most likely they are typing errors. For new manifests alone; farms and agents take what is there.
 ///
 /// # Errors
 /// [`FieldError`] of the first such field.
@@ -54,7 +55,7 @@ pub fn check_known(fields: &Value) -> Result<(), FieldError> {
             }
         }
     }
-    Ok(())
+    check_services_in(fields)
 }
 
 fn keys(value: &Value) -> impl Iterator<Item = &str> {
@@ -124,7 +125,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::manifest::{LimitsStanza, Manifest, PodManifest};
+    use crate::manifest::{LimitsStanza, Manifest, PodManifest, ServiceStanza};
 
     fn fields(text: &str) -> Value {
         Manifest::parse(text).unwrap().fields().unwrap()
@@ -186,6 +187,7 @@ mod tests {
             resources: [("cpu".to_owned(), json!(1))].into(),
             resource_limits: Some(LimitsStanza::default()),
             single_instance: true,
+            services: vec![ServiceStanza { name: "web".to_owned(), ..ServiceStanza::default() }],
             ..PodManifest::default()
         };
         check_known(&serde_json::to_value(all).unwrap()).unwrap();

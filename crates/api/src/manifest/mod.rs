@@ -10,6 +10,7 @@ mod known;
 mod limits;
 mod pod;
 mod process;
+mod services;
 mod size;
 mod uuid_pod;
 
@@ -32,6 +33,10 @@ pub use pod::{
 };
 pub use process::{
     LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE, check_launchable_name,
+};
+pub use services::{
+    MOST_META, MOST_SERVICES, MOST_TAGS, OWN_META, ServicePort, ServiceStanza, check_service_name,
+    check_services_in,
 };
 pub use size::{LARGEST_MANIFEST, check_size, set_largest_manifest};
 pub use uuid_pod::is_uuid_pod;
@@ -99,6 +104,22 @@ impl Manifest {
     pub fn fields(&self) -> Result<serde_json::Value, FieldError> {
         let body = clearsign::body(&self.text).map_err(unclosed_frame)?;
         Ok(read(&body)?.unwrap_or_default())
+    }
+
+    /// Refuses a key that is there twice: most likely it is a mistake. For new manifests alone; of those that are there
+    /// the last value counts.
+    ///
+    /// # Errors
+    /// [`FieldError`] with the key, its line and its column.
+    pub fn check_repeated(&self) -> Result<(), FieldError> {
+        let body = clearsign::body(&self.text).map_err(unclosed_frame)?;
+        let read = read_with::<serde_json::Value>(&body, serde_saphyr::DuplicateKeyPolicy::Error);
+        read.map(drop).map_err(|error| {
+            // The parser's advice is for programs.
+            let problem =
+                error.problem.replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+            FieldError::new(FieldError::WHOLE, problem, "write each key once")
+        })
     }
 
     /// The pod's id.
@@ -174,9 +195,14 @@ impl Stanza {
 
 fn read<T: serde::de::DeserializeOwned>(body: &str) -> Result<Option<T>, FieldError> {
     // As Go's YAML parser, which p2 uses: of a repeated key the last value counts.
-    let options = serde_saphyr::options! {
-        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-    };
+    read_with(body, serde_saphyr::DuplicateKeyPolicy::LastWins)
+}
+
+fn read_with<T: serde::de::DeserializeOwned>(
+    body: &str,
+    duplicate_keys: serde_saphyr::DuplicateKeyPolicy,
+) -> Result<Option<T>, FieldError> {
+    let options = serde_saphyr::options! { duplicate_keys: duplicate_keys };
     let mut track = serde_path_to_error::Track::new();
     serde_saphyr::with_deserializer_from_str_with_options(body, options, |yaml| {
         Option::deserialize(serde_path_to_error::Deserializer::new(yaml, &mut track))

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::command_line::{Expansion, Variables};
-use super::{Manifest, plain};
+use super::{Manifest, ServiceStanza, plain};
 use crate::FieldError;
 
 /// The fields of a pod manifest.
@@ -41,6 +41,9 @@ pub struct PodManifest {
     /// Whether at most one such pod may be alive.
     #[serde(deserialize_with = "flag", skip_serializing_if = "std::ops::Not::not")]
     pub single_instance: bool,
+    /// Services that the node registers in Consul's catalog while the pod runs.
+    #[serde(deserialize_with = "or_no_services", skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceStanza>,
 }
 
 /// `resource_limits`.
@@ -99,7 +102,7 @@ pub struct ProcessStanza {
 /// Variables of a process. The form decides how references to variables are written ([`Expansion`]), also in
 /// `command`, `args` and `health.exec`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "write values by name, or a list of name and value")]
 pub enum EnvStanza {
     /// Values by name: `${NAME}`, which is expanded in `cwd` and the whole health check, too.
     Map(BTreeMap<String, Value>),
@@ -151,7 +154,7 @@ pub const PROCESS: &str = "process";
 
 /// Program and arguments, as one line or as a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "write a line, or a list of words; quote numbers, true and false")]
 pub enum CommandStanza {
     /// A line, split into words as a shell splits it.
     Line(String),
@@ -167,7 +170,10 @@ impl Default for CommandStanza {
 
 /// `restart`: a word, or a policy with its pauses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "write always, on_failure or never, or such as {policy: always, backoff: 1s, max_backoff: 60s}"
+)]
 pub enum RestartStanza {
     /// The policy with the usual pauses.
     Word(RestartWhen),
@@ -261,9 +267,9 @@ impl PodManifest {
 impl From<Value> for LaunchableStanza {
     fn from(stanza: Value) -> LaunchableStanza {
         let why = match stanza.get("launchable_type").and_then(Value::as_str) {
-            Some(PROCESS) => match serde_json::from_value(stanza.clone()) {
+            Some(PROCESS) => match serde_path_to_error::deserialize(&stanza) {
                 Ok(process) => return LaunchableStanza::Process(process),
-                Err(error) => error.to_string(),
+                Err(error) => wrong_shape(&error),
             },
             Some(other) => format!(
                 "launchable_type {other:?} cannot be run by this agent; it runs {PROCESS:?}"
@@ -271,6 +277,23 @@ impl From<Value> for LaunchableStanza {
             None => format!("there is no launchable_type; this agent runs {PROCESS:?}"),
         };
         LaunchableStanza::Unfit(stanza, why)
+    }
+}
+
+/// Fields that are durations.
+const DURATIONS: [&str; 3] = ["grace", "health.interval", "health.timeout"];
+
+/// Why a field of a process cannot be read, and what to write.
+fn wrong_shape(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    let (path, why) = (error.path().to_string(), error.inner());
+    match path.as_str() {
+        "." => why.to_string(),
+        // The text names the field.
+        _ if why.to_string().starts_with("unknown field") && !path.contains('.') => why.to_string(),
+        path if DURATIONS.contains(&path) => {
+            format!("{path}: {why}; write it like 500ms, 10s or 5m")
+        }
+        path => format!("{path}: {why}"),
     }
 }
 
@@ -289,6 +312,13 @@ impl From<LaunchableStanza> for Value {
 fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A list; `null` is an empty one.
+fn or_no_services<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<ServiceStanza>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 

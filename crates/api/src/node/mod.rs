@@ -49,6 +49,8 @@ struct HealthRecord {
     cannot_start: Option<Arc<str>>,
     #[serde(rename = "Unfit", default)]
     unfit: Option<Arc<str>>,
+    #[serde(rename = "Restarting", default)]
+    restarting: Option<Arc<str>>,
 }
 
 /// Health of a pod from `health/<service>/<node>`.
@@ -60,6 +62,8 @@ pub struct HealthReport {
     pub cannot_start: Option<Arc<str>>,
     /// Why no node can run its manifest; written by rcfarm's agents only.
     pub unfit: Option<Arc<str>>,
+    /// How a process ends that its node restarts again and again; written by rcfarm's agents only.
+    pub restarting: Option<Arc<str>>,
 }
 
 impl HealthReport {
@@ -68,7 +72,8 @@ impl HealthReport {
         match serde_json::from_slice::<HealthRecord>(value) {
             Ok(record) => {
                 let health = Health::of_word(&record.status);
-                HealthReport { health, cannot_start: record.cannot_start, unfit: record.unfit }
+                let HealthRecord { cannot_start, unfit, restarting, .. } = record;
+                HealthReport { health, cannot_start, unfit, restarting }
             }
             Err(_) => HealthReport { health: Health::Unknown, ..HealthReport::default() },
         }

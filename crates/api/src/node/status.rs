@@ -59,6 +59,9 @@ pub struct PodStatus {
     /// Why its node cannot start it, after several attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cannot_start: Option<String>,
+    /// How a process ends that is restarted again and again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarting: Option<String>,
     /// Its processes.
     #[serde(rename = "process_status")]
     pub processes: Vec<ProcessStatus>,

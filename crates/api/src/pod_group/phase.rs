@@ -71,6 +71,10 @@ pub enum PodGroupReason {
     NoEligibleNodes,
     /// The matching nodes have too little capacity.
     InsufficientCapacity,
+    /// It has been promised cells that others use, and waits for their end.
+    Preempting,
+    /// Another group takes its cells: it is being stopped for that, or waits for a placement since.
+    Evicted,
     /// Its placement is being reserved, in several transactions.
     Reserving,
     /// A chosen node had no capacity after all, and the placement is being released.

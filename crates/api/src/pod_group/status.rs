@@ -4,13 +4,14 @@
 //! here before anything is allocated on a node, so that any later owner can finish or undo it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 pub use super::phase::{PodGroupPhase, PodGroupReason};
 use super::pod_ids::PodIdFormat;
 use super::runs;
-use super::spec::{MemberCounts, PodGroupSpec};
+use super::spec::{GroupId, MemberCounts, PodGroupSpec};
 use crate::Index;
 use crate::ResourceList;
 use crate::Stored;
@@ -139,6 +140,27 @@ impl GroupPlacement {
     }
 }
 
+/// Why a group is stopped for another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Eviction {
+    /// The PodGroup that gets its room.
+    pub preemptor: GroupId,
+    /// Why, for people.
+    pub why: String,
+    /// When it was decided.
+    pub since: Timestamp,
+    /// Unless its members are being stopped by then, the preemptor gives up, and the group runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
+}
+
+impl fmt::Display for Eviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "evicted at {:.0} for {}: {}", self.since, self.preemptor, self.why)
+    }
+}
+
 /// The status record.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -188,6 +210,13 @@ pub struct PodGroupStatus {
     /// Placement of its members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<GroupPlacement>,
+    /// The cells that it reserves while others use some of them. It has no placement then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<Box<AffinityGroupRecord>>,
+    /// Set once another group takes its room. It holds its placement until its members have been stopped, and keeps this
+    /// until it is placed again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<Eviction>,
     /// Phases of its pods, as reported when the phase was decided.
     #[serde(skip_serializing_if = "MemberCounts::is_zero")]
     pub members: MemberCounts,
@@ -210,13 +239,20 @@ impl Stored for PodGroupStatus {}
 
 impl PodGroupStatus {
     /// Whether the group's pods may be created, each on the node of [`PodGroupStatus::node_of`]: everything is
-    /// allocated, to this owner, for this round.
+    /// allocated, to this owner, for this round, and nobody takes it.
     #[must_use]
     pub fn may_start(&self, spec: &PodGroupSpec) -> bool {
         self.phase.is_admitted()
             && self.round == spec.round
             && self.owner_uid.as_deref() == spec.owner.as_ref().map(|owner| owner.uid.as_str())
+            && self.eviction.is_none()
             && self.placement.as_ref().is_some_and(|p| p.state == PlacementState::Bound)
+    }
+
+    /// Why its members have to stop.
+    #[must_use]
+    pub fn evicted(&self) -> Option<&Eviction> {
+        self.eviction.as_ref().filter(|_| self.phase.is_admitted() && self.placement.is_some())
     }
 
     /// The node of a member; `None` while it has none.

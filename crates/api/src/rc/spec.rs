@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::allocation::AllocationOwner;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
-use crate::manifest::{Launchable, Manifest, PodManifest, check_size};
+use crate::manifest::{Launchable, Manifest, PodManifest, check_services_in, check_size};
 use crate::rc::update::{UpdateChoice, UpdateOrder};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
@@ -188,6 +188,9 @@ impl RcSpec {
         let has_process = manifest.launchables().iter().any(Launchable::is_process);
         if let Some(Ok(fields)) = has_process.then(|| PodManifest::read(&manifest)) {
             fields.check_processes().map_err(|error| error.below("manifest"))?;
+        }
+        if let (true, Ok(fields)) = (has_process, manifest.fields()) {
+            check_services_in(&fields).map_err(|error| error.below("manifest"))?;
         }
         let node_selector = record.node_selector.parse::<Selector>();
         let node_selector =

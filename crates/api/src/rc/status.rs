@@ -148,6 +148,8 @@ pub enum RcConditionType {
     Placed,
     /// No pod waits for the record's manifest. Farms of versions before updates in order do not write it.
     Updated,
+    /// No pod is restarted again and again. Farms of earlier versions do not write it.
+    Running,
 }
 
 /// Reason of a condition. Fixed tokens: scripts and alerts match them.
@@ -194,6 +196,8 @@ pub enum RcReason {
     NodesLost,
     /// Pods get the record's manifest one after the other; `message` says what the next one waits for.
     UpdateUnderWay,
+    /// Processes of pods end soon after their start, and are restarted again and again; `message` says how they end.
+    PodsRestarting,
 }
 
 displays_as_variant!(RcReason);
