@@ -74,6 +74,9 @@ pub enum ConfigError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// A token file has no token, and nothing else gives one.
+    #[error("{} (CONSUL_HTTP_TOKEN_FILE) is empty: write the token into it, or leave it out to use none", .0.display())]
+    EmptyTokenFile(PathBuf),
     /// A certificate or key cannot be used.
     #[error("cannot use {} ({setting}): {why}", path.display())]
     Pem {
@@ -218,10 +221,14 @@ impl ConsulConfig {
         Ok(url)
     }
 
-    /// The token to send: that of the file, unless it is empty or there is none.
+    /// The token to send: that of the file, unless it is empty or there is none. An empty file without another token is an
+    /// error: everything would be read as a user without rights sees it.
     pub(super) fn effective_token(&self) -> Result<Option<String>, ConfigError> {
         let in_file = self.token_file.as_deref().map(Self::token_in).transpose()?;
-        Ok(in_file.flatten().or_else(|| self.token.clone()))
+        match (in_file.flatten().or_else(|| self.token.clone()), &self.token_file) {
+            (None, Some(path)) => Err(ConfigError::EmptyTokenFile(path.clone())),
+            (token, _) => Ok(token),
+        }
     }
 
     /// The token in a file. `None`: the file is empty.
@@ -458,6 +465,9 @@ mod tests {
         assert_eq!(config.effective_token().unwrap().as_deref(), Some("from-file"));
         fs::write(&path, "\n").unwrap();
         assert_eq!(config.effective_token().unwrap().as_deref(), Some("given"));
+        let alone = ConsulConfig { token: None, ..config };
+        let error = alone.effective_token().unwrap_err().to_string();
+        assert!(error.contains("is empty") && error.contains("CONSUL_HTTP_TOKEN_FILE"), "{error}");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! | `get`, `list`, `keys` | raw | consulrs loses the index of a 404, and with it every wait on something absent; a blocking read needs its own time-out |
 //! | `session`, `sessions` | raw | one negative lock-delay of anybody's makes consulrs refuse the whole list; it drops `X-Consul-Results-Filtered-By-ACLs` |
 //! | `txn`, `ask`, `service_health`, `leader` | raw | consulrs has none of them |
+//! | `pod_services`, `register_pod_service`, `update_check`, `may_register` | raw | see `pod_services` |
 //!
 //! Namespace and partition are headers of the client, and time-outs and TLS are the client's, so consulrs cannot change
 //! them. The token is a header of each request, because its file may change. No log shows it. A path in the address is passed to consulrs as
@@ -36,6 +37,7 @@
 mod client;
 mod config;
 mod error;
+mod pod_services;
 mod reader;
 mod registered;
 #[cfg(test)]

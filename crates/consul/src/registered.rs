@@ -12,7 +12,11 @@ use rcfarm_store::TtlService;
 
 /// Services that this process registered, by id, each with the token that it was registered with.
 #[derive(Default)]
-pub(super) struct Registered(Mutex<BTreeMap<String, (TtlService, Option<HeaderValue>)>>);
+pub(super) struct Registered {
+    own: Mutex<BTreeMap<String, (TtlService, Option<HeaderValue>)>>,
+    /// Services of pods.
+    pods: Mutex<BTreeMap<String, Option<HeaderValue>>>,
+}
 
 impl Registered {
     pub(super) fn insert(&self, service: &TtlService, token: Option<HeaderValue>) {
@@ -21,6 +25,24 @@ impl Registered {
 
     pub(super) fn remove(&self, id: &str) {
         self.services().remove(id);
+        self.pods().remove(id);
+    }
+
+    pub(super) fn insert_pod(&self, id: &str, token: Option<HeaderValue>) {
+        self.pods().insert(id.to_owned(), token);
+    }
+
+    /// Whether the service of a pod was registered with this token. Without a token it makes no difference who registered
+    /// it.
+    pub(super) fn is_current(&self, id: &str, token: Option<&HeaderValue>) -> bool {
+        match self.pods().get(id) {
+            Some(with) => with.as_ref() == token,
+            None => token.is_none(),
+        }
+    }
+
+    fn pods(&self) -> MutexGuard<'_, BTreeMap<String, Option<HeaderValue>>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The service of a check, if it was registered with another token.
@@ -31,6 +53,6 @@ impl Registered {
     }
 
     fn services(&self) -> MutexGuard<'_, BTreeMap<String, (TtlService, Option<HeaderValue>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

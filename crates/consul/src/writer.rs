@@ -1,5 +1,6 @@
 //! [`Store`] of a real Consul: writes of keys, transactions, sessions, and the service with its check.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,10 +22,11 @@ use super::txn::{outcome, subject};
 use super::wire::go_duration;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::SessionId;
+use rcfarm_api::node::Health;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{
-    Behavior, DeleteMode, Key, NewSession, Op, Prefix, PutMode, Store, StoreError, TtlService,
-    TxnOutcome,
+    Behavior, DeleteMode, Key, NewSession, Op, PodService, Prefix, PutMode, RegisteredService,
+    Store, StoreError, TtlService, TxnOutcome,
 };
 
 /// Limit of one attempt to register a service with a new token. The heartbeat before it counts only when it ends.
@@ -204,6 +206,35 @@ impl Store for Consul {
             Err(refused) if is_unknown(&refused) => Ok(false),
             Err(refused) => Err(refused.error(&asked)),
         }
+    }
+
+    async fn pod_services(
+        &self,
+        id_prefix: &str,
+    ) -> Result<BTreeMap<String, RegisteredService>, StoreError> {
+        self.read_pod_services(id_prefix).await
+    }
+
+    async fn register_pod_service(
+        &self,
+        service: &PodService,
+        node_service: &str,
+        health: Health,
+    ) -> Result<(), StoreError> {
+        self.put_pod_service(service, node_service, health).await
+    }
+
+    async fn update_check(
+        &self,
+        check: &str,
+        health: Health,
+        note: &str,
+    ) -> Result<bool, StoreError> {
+        self.set_check(check, health, note).await
+    }
+
+    async fn may_register(&self, service: &str) -> Result<bool, StoreError> {
+        self.try_register(service).await
     }
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {

@@ -3,12 +3,13 @@
 
 mod registration;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use rcfarm_store::{Index, ServiceHealth, TtlService};
+use rcfarm_api::node::Health;
+use rcfarm_store::{Index, PodService, RegisteredService, ServiceHealth, TtlService};
 pub(super) use registration::CatalogChange;
 pub use registration::{CheckRegistration, NodeRegistration};
 
@@ -35,6 +36,24 @@ impl Status {
             Status::Passing => "passing",
             Status::Warning => "warning",
             Status::Critical => "critical",
+        }
+    }
+
+    /// What a check shows of a pod with this health.
+    #[must_use]
+    pub fn of(health: Health) -> Status {
+        match health {
+            Health::Passing => Status::Passing,
+            Health::Warning => Status::Warning,
+            Health::Critical | Health::Unknown | Health::Absent => Status::Critical,
+        }
+    }
+
+    fn health(self) -> Health {
+        match self {
+            Status::Passing => Health::Passing,
+            Status::Warning => Health::Warning,
+            Status::Critical => Health::Critical,
         }
     }
 
@@ -97,6 +116,8 @@ pub struct CatalogCheck {
     pub service: Option<(String, String)>,
     /// The check turns critical this long after its last update.
     pub ttl: Option<Duration>,
+    /// Id of the service on the node whose health this check follows.
+    pub alias: Option<String>,
     /// The service is deregistered after the check was critical for this long.
     pub deregister_after: Option<Duration>,
     /// Index of registration.
@@ -105,7 +126,15 @@ pub struct CatalogCheck {
     pub modify_index: Index,
 }
 
-/// A service with its TTL checks, to be registered at an agent.
+impl CatalogCheck {
+    /// Whether it was registered through an agent.
+    #[must_use]
+    pub fn is_of_agent(&self) -> bool {
+        self.ttl.is_some() || self.alias.is_some()
+    }
+}
+
+/// A service with its checks, to be registered at an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceRequest {
     /// Instance id; unique on the node.
@@ -120,11 +149,11 @@ pub struct ServiceRequest {
     pub address: String,
     /// Port; 0: none.
     pub port: u16,
-    /// TTL checks of the instance.
+    /// Checks of the instance.
     pub checks: Vec<CheckRequest>,
 }
 
-/// A TTL check of a service to be registered.
+/// A TTL check or an alias check of a service to be registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckRequest {
     /// Check id; unique on the node.
@@ -134,7 +163,9 @@ pub struct CheckRequest {
     /// State until the first update. A check that exists keeps its state.
     pub status: Status,
     /// The check turns critical this long after its last update.
-    pub ttl: Duration,
+    pub ttl: Option<Duration>,
+    /// Id of the service on the node whose health this check follows.
+    pub alias: Option<String>,
     /// As [`CatalogCheck::deregister_after`]; less than a minute counts as a minute.
     pub deregister_after: Option<Duration>,
 }
@@ -152,9 +183,40 @@ impl From<&TtlService> for ServiceRequest {
                 id: service.check_id(),
                 name: format!("Service '{}' check", service.name),
                 status: Status::Passing,
-                ttl: service.ttl,
+                ttl: Some(service.ttl),
+                alias: None,
                 deregister_after: Some(service.deregister_after),
             }],
+        }
+    }
+}
+
+impl ServiceRequest {
+    /// The registration of a pod's service.
+    pub(super) fn of_pod(service: &PodService, node_service: &str, health: Health) -> Self {
+        let check = |id: String, name: &str, status| CheckRequest {
+            id,
+            name: name.to_owned(),
+            status,
+            ttl: None,
+            alias: None,
+            deregister_after: None,
+        };
+        let health = check(PodService::health_check(&service.id), "pod", Status::of(health));
+        let node = check(PodService::node_check(&service.id), "node", Status::Passing);
+        let alias = Some(node_service.to_owned());
+        let deregister_after = Some(PodService::DEREGISTER_AFTER);
+        ServiceRequest {
+            id: service.id.clone(),
+            name: service.name.clone(),
+            meta: service.meta.clone(),
+            tags: service.tags.clone(),
+            address: service.address.clone(),
+            port: service.port,
+            checks: vec![
+                CheckRequest { ttl: Some(PodService::TTL), ..health },
+                CheckRequest { alias, deregister_after, ..node },
+            ],
         }
     }
 }
@@ -177,6 +239,8 @@ pub struct Catalog {
     services: BTreeMap<OnNode, Service>,
     checks: BTreeMap<OnNode, CatalogCheck>,
     by_service: BTreeMap<String, Index>,
+    /// Checks that follow another service.
+    aliases: BTreeSet<OnNode>,
     last_extinction: Option<Index>,
     newest_node: Index,
     newest_service: Index,
@@ -238,6 +302,33 @@ impl Catalog {
             .collect()
     }
 
+    /// Services of an agent whose ids begin so, by id.
+    pub(super) fn pod_services(
+        &self,
+        node: &str,
+        id_prefix: &str,
+    ) -> BTreeMap<String, RegisteredService> {
+        let found = self.services().filter(|(on, id, _)| *on == node && id.starts_with(id_prefix));
+        let found = found.map(|(_, id, service)| {
+            let health = self.check(node, &PodService::health_check(id));
+            let registered = RegisteredService {
+                service: PodService {
+                    id: id.to_owned(),
+                    name: service.name.clone(),
+                    address: service.address.clone(),
+                    port: service.port,
+                    tags: service.tags.clone(),
+                    meta: service.meta.clone(),
+                },
+                health: health.map_or(Health::Absent, |check| check.status.health()),
+                has_node_check: self.check(node, &PodService::node_check(id)).is_some(),
+                is_current: true,
+            };
+            (id.to_owned(), registered)
+        });
+        found.collect()
+    }
+
     /// The index of a read of one service: the first that exists of its last change, the last deregistration of any
     /// service, and the catalog's index.
     pub fn service_index(&self, service: &str) -> Index {
@@ -287,6 +378,7 @@ impl Catalog {
             output: "Agent alive and reachable".to_owned(),
             service: None,
             ttl: None,
+            alias: None,
             deregister_after: None,
             create_index: index,
             modify_index: index,
@@ -338,7 +430,8 @@ impl Catalog {
             notes: String::new(),
             output: old.map(|c| c.output.clone()).unwrap_or_default(),
             service: Some((service.id.clone(), service.name.clone())),
-            ttl: Some(wanted.ttl),
+            ttl: wanted.ttl,
+            alias: wanted.alias.clone(),
             deregister_after: wanted.deregister_after.map(|d| d.max(Duration::from_secs(60))),
             create_index: old.map_or(index, |c| c.create_index),
             modify_index: old.map_or(index, |c| c.modify_index),
@@ -347,9 +440,61 @@ impl Catalog {
         if changed {
             check.modify_index = index;
             self.newest_check = index;
+            match &check.alias {
+                Some(_) => self.aliases.insert(at.clone()),
+                None => self.aliases.remove(&at),
+            };
             self.checks.insert(at, check);
         }
         changed
+    }
+
+    /// Sets the status of each alias check to that of the service that it follows: of its worst check, and of the TTL
+    /// checks of the node itself. While that service is not there, it is critical. Returns the checks that changed, by node
+    /// and id.
+    pub(super) fn follow_aliases(&mut self, index: Index) -> Vec<(String, String)> {
+        let mut changed = Vec::new();
+        // An alias may follow a service that has an alias.
+        for _ in 0..=self.aliases.len() {
+            let before = changed.len();
+            for at in self.aliases.clone() {
+                let Some(target) = self.checks.get(&at).and_then(|check| check.alias.clone())
+                else {
+                    continue;
+                };
+                let (status, output) = self.aliased(&at, &target);
+                if self.update_check(&at.0, &at.1, status, &output, index).is_some() {
+                    changed.push(at);
+                }
+            }
+            if changed.len() == before {
+                break;
+            }
+        }
+        changed
+    }
+
+    fn aliased(&self, (node, own): &OnNode, target: &str) -> (Status, String) {
+        let followed = self.checks().filter(|(on, id, check)| {
+            let is_followed = check.service.as_ref().is_none_or(|(service, _)| service == target);
+            on == node && id != own && check.is_of_agent() && is_followed
+        });
+        let worst = followed.map(|(_, _, check)| check).max_by_key(|check| check.status);
+        match worst {
+            None if self.service(node, target).is_some() => {
+                (Status::Passing, "No checks found.".to_owned())
+            }
+            None => {
+                let output = format!("Service {target} could not be found on node {node}");
+                (Status::Critical, output)
+            }
+            Some(check) if check.status == Status::Passing => {
+                (Status::Passing, "All checks passing.".to_owned())
+            }
+            Some(check) => {
+                (check.status, format!("Aliased check {:?} failing: {}", check.name, check.output))
+            }
+        }
     }
 
     /// Updates a check. A new note alone changes no index (Consul's agent sends it on later). Returns the service whose
@@ -389,7 +534,9 @@ impl Catalog {
             .map(|(_, check, _)| check.to_owned())
             .collect();
         for check in &gone {
-            self.checks.remove(&(node.to_owned(), check.clone()));
+            let at = (node.to_owned(), check.clone());
+            self.checks.remove(&at);
+            self.aliases.remove(&at);
             self.newest_check = index;
         }
         self.newest_service = index;

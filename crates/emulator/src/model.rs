@@ -124,7 +124,7 @@ impl Model {
             let applied = match timer {
                 Timer::Session(id) => self.end_session(at, &id, Ending::Expired),
                 Timer::Check { node, check } => self.miss_beat(at, &node, &check),
-                Timer::Forget { node, service } => self.deregister(at, &node, &service).applied,
+                Timer::Forget { node, check } => self.forget(at, &node, &check),
                 Timer::Reap => Some(self.reap(at)),
             };
             if applied.is_some() {
@@ -390,6 +390,11 @@ impl Model {
         self.update_check(at, node, check, Status::Critical, &note).applied
     }
 
+    fn forget(&mut self, at: Duration, node: &str, check: &str) -> Option<Applied> {
+        let (service, _) = self.tables.catalog.check(node, check)?.service.clone()?;
+        self.deregister(at, node, &service).applied
+    }
+
     /// Removes a service and its checks from a node's agent. `false`: it has no such service.
     pub fn deregister(&mut self, now: Duration, node: &str, id: &str) -> ModelStep<bool> {
         match id {
@@ -440,12 +445,9 @@ impl Model {
             return ModelStep::unchanged(false);
         }
         self.tables.index = index;
-        let (checks, services) = &change.gone;
-        for check in checks {
+        for check in &change.gone {
             self.timers.clear(&Timer::Check { node: node.to_owned(), check: check.clone() });
-        }
-        for service in services {
-            self.timers.clear(&Timer::Forget { node: node.to_owned(), service: service.clone() });
+            self.timers.clear(&Timer::Forget { node: node.to_owned(), check: check.clone() });
         }
         let doomed = self.attached(node, &change.failed_checks);
         let applied = self.catalog_applied(now, index, change.services.clone(), &doomed);
@@ -464,10 +466,19 @@ impl Model {
         &mut self,
         at: Duration,
         index: Index,
-        services: BTreeSet<String>,
+        mut services: BTreeSet<String>,
         doomed: &[SessionId],
     ) -> Applied {
-        let (changes, sessions) = self.end_sessions(at, index, doomed, Ending::CheckFailed);
+        let mut doomed = doomed.to_vec();
+        for (node, id) in self.tables.catalog.follow_aliases(index) {
+            self.watch_check(at, &node, &id);
+            let check = self.tables.catalog.check(&node, &id);
+            services.extend(check.and_then(|c| Some(c.service.as_ref()?.1.clone())));
+            if check.is_some_and(|c| c.status == Status::Critical) {
+                doomed.extend(self.attached(&node, &[id]));
+            }
+        }
+        let (changes, sessions) = self.end_sessions(at, index, &doomed, Ending::CheckFailed);
         Applied { index, at, cause: Cause::Catalog, changes, sessions, services }
     }
 
@@ -475,9 +486,10 @@ impl Model {
     fn watch_check(&mut self, now: Duration, node: &str, id: &str) {
         let Some(check) = self.tables.catalog.check(node, id) else { return };
         let expiry = Timer::Check { node: node.to_owned(), check: id.to_owned() };
-        let forget = check.service.as_ref().zip(check.deregister_after).map(|((service, _), d)| {
-            (Timer::Forget { node: node.to_owned(), service: service.clone() }, d)
-        });
+        let forget =
+            check.service.as_ref().and(check.deregister_after).map(|after| {
+                (Timer::Forget { node: node.to_owned(), check: id.to_owned() }, after)
+            });
         match (check.status, check.ttl, forget) {
             (Status::Critical, _, forget) => {
                 self.timers.clear(&expiry);

@@ -1,5 +1,6 @@
 //! Implementation of the port on the model.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -13,9 +14,11 @@ use super::session::{SessionRequest, parse_id};
 use super::txn::{KvOp, Verb};
 use super::{Emulator, ModelStep};
 use rcfarm_api::ids::SessionId;
+use rcfarm_api::node::Health;
 use rcfarm_store::{
-    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
-    Reader, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, PodService, Prefix, PutMode, Query,
+    Question, Reader, RegisteredService, ServiceHealth, SessionInfo, Store, StoreError, TtlService,
+    TxnOutcome,
 };
 
 impl Emulator {
@@ -123,7 +126,7 @@ impl Emulator {
     }
 
     /// Updates a TTL check of this agent. `false`: the agent has no such check.
-    pub(super) async fn update_check(
+    pub(super) async fn set_check(
         &self,
         check: &str,
         status: Status,
@@ -250,11 +253,43 @@ impl Store for Emulator {
     async fn register_service(&self, service: &TtlService) -> Result<(), StoreError> {
         self.register(ServiceRequest::from(service)).await?;
         // A check that existed kept its state.
-        self.update_check(&service.check_id(), Status::Passing, "").await.map(|_| ())
+        self.set_check(&service.check_id(), Status::Passing, "").await.map(|_| ())
     }
 
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
-        self.update_check(check, Status::Passing, note).await
+        self.set_check(check, Status::Passing, note).await
+    }
+
+    async fn pod_services(
+        &self,
+        id_prefix: &str,
+    ) -> Result<BTreeMap<String, RegisteredService>, StoreError> {
+        let select = |t: &super::Tables| t.catalog.pod_services(&self.node, id_prefix);
+        let answer = self.read(Request::Catalog, Subject::Services, Query::PLAIN, select).await?;
+        Ok(answer.value)
+    }
+
+    async fn register_pod_service(
+        &self,
+        service: &PodService,
+        node_service: &str,
+        health: Health,
+    ) -> Result<(), StoreError> {
+        self.register(ServiceRequest::of_pod(service, node_service, health)).await
+    }
+
+    async fn update_check(
+        &self,
+        check: &str,
+        health: Health,
+        note: &str,
+    ) -> Result<bool, StoreError> {
+        self.set_check(check, Status::of(health), note).await
+    }
+
+    // The model has no ACLs.
+    async fn may_register(&self, _: &str) -> Result<bool, StoreError> {
+        Ok(true)
     }
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {

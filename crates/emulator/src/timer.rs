@@ -10,8 +10,8 @@ use rcfarm_api::ids::SessionId;
 pub(super) enum Timer {
     /// The TTL of a check ends: it turns critical.
     Check { node: String, check: String },
-    /// A service was critical for `deregister_after`: the agent deregisters it.
-    Forget { node: String, service: String },
+    /// A check was critical for `deregister_after`: the agent deregisters its service.
+    Forget { node: String, check: String },
     /// A session was not renewed for twice its TTL: it expires.
     Session(SessionId),
     /// Old tombstones are removed.

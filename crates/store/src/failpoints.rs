@@ -80,6 +80,20 @@ pub enum Failpoint {
     LimitsIgnored,
     /// In a strict queue, a group that fits overtakes one that does not.
     OrderIgnored,
+    /// A CronJob forgets which scheduled times are done with.
+    RunsForgotten,
+    /// Every CronJob's `concurrencyPolicy` is `Allow`.
+    PolicyIgnored,
+    /// Schedules are read in UTC, whatever their time zone.
+    ZoneIgnored,
+    /// A CronJob's clock is ahead.
+    RunsEarly,
+    /// Steps of flows do not wait for those that they depend on.
+    StepsUnordered,
+    /// A flow forgets steps whose job has ended.
+    StepsForgotten,
+    /// A flow takes failed jobs for completed ones.
+    FailureIgnored,
     /// A node agent takes intents that it has not read yet for none.
     UnreadIsEmpty,
     /// A node agent takes a list that lacks an intent for proof that it is gone.

@@ -57,6 +57,7 @@ pub use txn::{ByUser, Fenced, Op, Question, Refusal, Txn, TxnLimits, TxnOutcome,
 pub use versioned::{Decoder, Versioned, VersionedIndex, differing};
 
 use rcfarm_api::ids::SessionId;
+use rcfarm_api::node::Health;
 
 /// One key as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -222,6 +223,59 @@ impl TtlService {
     }
 }
 
+/// A service of a pod on the local Consul agent, with two checks: a TTL check that is updated when the pod's health
+/// changes, and an alias check that follows the service of the pod's node agent. So only the latter needs a heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodService {
+    /// Instance id, unique on the agent.
+    pub id: String,
+    /// Service name, shared by all instances.
+    pub name: String,
+    /// Host or IP address; empty: that of the Consul agent's node.
+    pub address: String,
+    /// Port; 0: none.
+    pub port: u16,
+    /// Tags, for clients.
+    pub tags: Vec<String>,
+    /// Metadata in the catalog.
+    pub meta: BTreeMap<String, String>,
+}
+
+impl PodService {
+    /// TTL of the check with the pod's health. It never ends: [`PodService::node_check`] notices a dead node agent.
+    pub const TTL: Duration = Duration::from_secs(10 * 365 * 86_400);
+    /// The agent deregisters the service after its node agent was critical for this long, the least that Consul permits.
+    /// A node agent's own service must stay for longer ([`TtlService::deregister_after`]): in Consul 1.8 an alias of a
+    /// service that was deregistered may pass.
+    pub const DEREGISTER_AFTER: Duration = Duration::from_secs(60);
+
+    /// Id of the check with the pod's health.
+    #[must_use]
+    pub fn health_check(id: &str) -> String {
+        format!("{id}:health")
+    }
+
+    /// Id of the check that follows the node agent.
+    #[must_use]
+    pub fn node_check(id: &str) -> String {
+        format!("{id}:node")
+    }
+}
+
+/// A [`PodService`] as the local Consul agent has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisteredService {
+    /// What is registered.
+    pub service: PodService,
+    /// Status of the check with the pod's health; [`Health::Absent`]: there is none.
+    pub health: Health,
+    /// Whether it has the check that follows the node agent.
+    pub has_node_check: bool,
+    /// Whether this client registered it with the token that it has now. The Consul agent syncs a service with the token
+    /// of its registration.
+    pub is_current: bool,
+}
+
 /// Health of one instance of a service in Consul's catalog. The worst of its checks counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceHealth {
@@ -315,6 +369,33 @@ pub trait Store: Reader {
 
     /// Passes a TTL check. `false`: the agent does not know the check, for example after a restart without state.
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError>;
+
+    /// Services of the local agent whose ids begin so, by id. Empty too if the token may not read them.
+    async fn pod_services(
+        &self,
+        id_prefix: &str,
+    ) -> Result<BTreeMap<String, RegisteredService>, StoreError>;
+
+    /// Registers a service of a pod, or replaces it. `health`: status of a new check with the pod's health; one that exists
+    /// keeps its status. `node_service`: id of the service that the other check follows.
+    async fn register_pod_service(
+        &self,
+        service: &PodService,
+        node_service: &str,
+        health: Health,
+    ) -> Result<(), StoreError>;
+
+    /// Sets the status of a TTL check. What is neither passing nor a warning is critical. `false`: the agent does not know
+    /// the check.
+    async fn update_check(
+        &self,
+        check: &str,
+        health: Health,
+        note: &str,
+    ) -> Result<bool, StoreError>;
+
+    /// Whether the token may register services of this name. Nothing is registered.
+    async fn may_register(&self, service: &str) -> Result<bool, StoreError>;
 
     /// Removes a service from the local agent. Succeeds if it is already gone.
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError>;

@@ -1,15 +1,18 @@
 //! A store below a configured prefix: adds it to the keys of requests and strips it from answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    Answer, DeleteMode, Entry, Key, NewSession, Op, Prefix, PutMode, Query, Question, Reader,
-    ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Key, NewSession, Op, PodService, Prefix, PutMode, Query, Question,
+    Reader, RegisteredService, ServiceHealth, SessionInfo, Store, StoreError, TtlService,
+    TxnOutcome,
 };
 use rcfarm_api::ids::SessionId;
+use rcfarm_api::node::Health;
 
 /// A store whose keys all lie below one prefix. Sessions and services are not affected.
 #[derive(Clone)]
@@ -177,6 +180,35 @@ impl Store for Prefixed {
 
     async fn pass_check(&self, check: &str, note: &str) -> Result<bool, StoreError> {
         self.inner.pass_check(check, note).await
+    }
+
+    async fn pod_services(
+        &self,
+        id_prefix: &str,
+    ) -> Result<BTreeMap<String, RegisteredService>, StoreError> {
+        self.inner.pod_services(id_prefix).await
+    }
+
+    async fn register_pod_service(
+        &self,
+        service: &PodService,
+        node_service: &str,
+        health: Health,
+    ) -> Result<(), StoreError> {
+        self.inner.register_pod_service(service, node_service, health).await
+    }
+
+    async fn update_check(
+        &self,
+        check: &str,
+        health: Health,
+        note: &str,
+    ) -> Result<bool, StoreError> {
+        self.inner.update_check(check, health, note).await
+    }
+
+    async fn may_register(&self, service: &str) -> Result<bool, StoreError> {
+        self.inner.may_register(service).await
     }
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {

@@ -7,12 +7,14 @@ use rcfarm_api::Timestamp;
 use rcfarm_store::time::{Clock, monotonic};
 use tokio::time::Instant;
 
-/// Start of every virtual clock: 2026-01-01T00:00:00Z.
+/// Usual start of a virtual clock: 2026-01-01T00:00:00Z.
 const EPOCH_SECONDS: i64 = 1_767_225_600;
 
 /// A wall clock that advances with tokio's time.
 pub struct VirtualClock {
     start: Instant,
+    /// What it shows at `start`, if it is right: seconds since 1970.
+    epoch: i64,
     setting: Mutex<Setting>,
 }
 
@@ -28,7 +30,14 @@ impl VirtualClock {
     /// A clock that shows 2026-01-01T00:00:00Z at `start`.
     #[must_use]
     pub fn new(start: Instant) -> Arc<VirtualClock> {
-        Arc::new(VirtualClock { start, setting: Mutex::default() })
+        VirtualClock::later(start, 0)
+    }
+
+    /// A clock that shows so many seconds more than [`VirtualClock::new`].
+    #[must_use]
+    pub fn later(start: Instant, seconds: i64) -> Arc<VirtualClock> {
+        let epoch = EPOCH_SECONDS + seconds;
+        Arc::new(VirtualClock { start, epoch, setting: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Setting> {
@@ -36,7 +45,7 @@ impl VirtualClock {
     }
 
     fn shows(&self, off_by: i64) -> Timestamp {
-        let epoch = Timestamp::from_second(EPOCH_SECONDS + off_by);
+        let epoch = Timestamp::from_second(self.epoch + off_by);
         epoch.unwrap_or(Timestamp::UNIX_EPOCH) + (monotonic() - self.start)
     }
 

@@ -7,7 +7,7 @@ use rcfarm_api::node::Health;
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
-use rcfarm_node::agent::health::HealthCheck;
+use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 /// Reports every process as running; none ever ends by itself.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rcfarm_node::agent::driver::Started;
-use rcfarm_node::shim::start_ticks;
+use rcfarm_node::procfs::start_ticks;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// The processes that an agent's data directory records as running.

@@ -53,8 +53,8 @@ pub(crate) struct CatalogChange {
     pub(crate) services: BTreeSet<String>,
     /// Checks that are critical or gone now. Sessions that need one end.
     pub(crate) failed_checks: Vec<String>,
-    /// Checks and services (by id) that are gone.
-    pub(crate) gone: (Vec<String>, Vec<String>),
+    /// Checks that are gone, by id.
+    pub(crate) gone: Vec<String>,
 }
 
 impl Catalog {
@@ -134,6 +134,7 @@ impl Catalog {
             output: request.output.clone(),
             service,
             ttl: None,
+            alias: None,
             deregister_after: None,
             create_index: old.map_or(index, |check| check.create_index),
             modify_index: old.map_or(index, |check| check.modify_index),
@@ -187,17 +188,18 @@ impl Catalog {
         change.changed = true;
         change.services.insert(name);
         change.failed_checks.extend(checks.iter().cloned());
-        change.gone.0.extend(checks);
-        change.gone.1.push(id.to_owned());
+        change.gone.extend(checks);
     }
 
     fn remove_check(&mut self, node: &str, id: &str, index: Index, change: &mut CatalogChange) {
-        let Some(check) = self.checks.remove(&(node.to_owned(), id.to_owned())) else { return };
+        let at = (node.to_owned(), id.to_owned());
+        let Some(check) = self.checks.remove(&at) else { return };
+        self.aliases.remove(&at);
         self.newest_check = index;
         change.changed = true;
         self.touch_of_check(node, &check, index, change);
         change.failed_checks.push(id.to_owned());
-        change.gone.0.push(id.to_owned());
+        change.gone.push(id.to_owned());
     }
 
     /// A check of a node is part of the health of every service on it.

@@ -1,7 +1,5 @@
 //! `/v1/agent/` and `/v1/status/`.
 
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -63,12 +61,15 @@ async fn update_check(
             (Status::parse(&status).ok_or_else(bad)?, output)
         }
     };
-    if consul.update_check(parsed.name, status, &note).await? {
+    if consul.set_check(parsed.name, status, &note).await? {
         return Ok(Response::new(Body::empty()));
     }
     let text = format!("CheckID {:?} does not have associated TTL", parsed.name);
     Err(HttpRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, text))
 }
+
+/// Said of checks of another type.
+const MODELLED: &str = "only TTL checks and aliases of services are modelled";
 
 // ---- registration ------------------------------------------------------------------------------------
 
@@ -117,7 +118,8 @@ fn check_request(
             id: or(check.text("CheckID")?, default_id),
             name: or(check.text("Name")?, default_name),
             status: Status::parse(&status).unwrap_or(Status::Critical),
-            ttl: check.duration("TTL")?.map_or(Duration::ZERO, duration::from_nanos),
+            ttl: check.duration("TTL")?.filter(|nanos| *nanos > 0).map(duration::from_nanos),
+            alias: Some(check.text("AliasService")?).filter(|service| !service.is_empty()),
             deregister_after: check
                 .duration("DeregisterCriticalServiceAfter")?
                 .filter(|nanos| *nanos > 0)
@@ -134,15 +136,11 @@ fn check_request(
             "Status for checks must 'passing', 'warning', 'critical'",
         ));
     }
-    check
-        .end()
-        .map_err(|why| HttpRefusal::undecodable(format!("{why} (only TTL checks are modelled)")))?;
-    if request.ttl.is_zero() {
-        return Err(HttpRefusal::bad_request(
-            "Invalid check: TTL must be > 0 (only TTL checks are modelled)",
-        ));
+    check.end().map_err(|why| HttpRefusal::undecodable(format!("{why} ({MODELLED})")))?;
+    match (request.ttl, &request.alias) {
+        (Some(_), None) | (None, Some(_)) => Ok(request),
+        _ => Err(HttpRefusal::bad_request(format!("Invalid check: TTL must be > 0 ({MODELLED})"))),
     }
-    Ok(request)
 }
 
 // ---- state of the agent -------------------------------------------------------------------
@@ -191,7 +189,7 @@ fn local(consul: &Emulator, what: &str) -> Map<String, Value> {
             return mine.map(|(_, id, s)| (id.to_owned(), service_shown(id, s))).collect();
         }
         let mine =
-            catalog.checks().filter(|(node, _, c)| *node == consul.node() && c.ttl.is_some());
+            catalog.checks().filter(|(node, _, c)| *node == consul.node() && c.is_of_agent());
         mine.map(|(node, id, c)| (id.to_owned(), check_shown(node, id, c))).collect()
     })
 }

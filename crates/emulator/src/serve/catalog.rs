@@ -165,7 +165,11 @@ pub(super) fn check_shown(node: &str, id: &str, check: &CatalogCheck) -> Value {
         "ServiceID": service_id,
         "ServiceName": service,
         "ServiceTags": [],
-        "Type": if check.ttl.is_some() { "ttl" } else { "" },
+        "Type": match (check.ttl, &check.alias) {
+            (Some(_), _) => "ttl",
+            (None, Some(_)) => "alias",
+            (None, None) => "",
+        },
         "Definition": {},
         "CreateIndex": check.create_index,
         "ModifyIndex": check.modify_index,

@@ -26,10 +26,11 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use hyper1::server::conn::http1;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use super::Emulator;
@@ -41,6 +42,10 @@ use refusal::{HttpRefusal, text};
 /// Connections that a real agent permits per client address. It closes further ones without an answer
 /// (`consul-semantics.md` §6.4).
 pub const CONSULS_CONNECTIONS: usize = 200;
+
+/// Time for the head of a request, and for which a connection may be unused. Clients keep theirs for less: this program 10
+/// seconds.
+const HEAD: Duration = Duration::from_secs(30);
 
 /// Serves the API until dropped. Dropping also closes every connection, as a killed agent does.
 ///
@@ -64,6 +69,7 @@ pub async fn serve_to(
             Some(_) = open.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) if open.len() < connections => {
+                    let _ = stream.set_nodelay(true);
                     open.spawn(connection(stream, consul.clone(), access.clone()));
                 }
                 Ok(_) => {}
@@ -80,8 +86,11 @@ async fn accept_failed(error: &io::Error) {
 }
 
 /// Serves one connection until either side closes it. (`axum::serve` would write header names in lower case.)
-async fn connection(stream: TcpStream, consul: Emulator, access: Arc<Access>) {
-    let _ = stream.set_nodelay(true);
+async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    consul: Emulator,
+    access: Arc<Access>,
+) {
     let answer = move |request: Request| {
         let (consul, access) = (consul.clone(), access.clone());
         async move {
@@ -93,7 +102,7 @@ async fn connection(stream: TcpStream, consul: Emulator, access: Arc<Access>) {
     };
     let service = TowerToHyperService::new(Router::new().fallback(answer));
     let mut http = http1::Builder::new();
-    http.title_case_headers(true);
+    http.title_case_headers(true).timer(TokioTimer::new()).header_read_timeout(HEAD);
     if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(%error, "connection ended");
     }
@@ -208,4 +217,21 @@ fn wrong_method(method: &Method, methods: &[Method]) -> Response {
         response.headers_mut().insert(header::ALLOW, allowed);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use rcfarm_store::time::monotonic;
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn half_open_request_is_closed() {
+        let (mut client, server) = tokio::io::duplex(1_024);
+        client.write_all(b"GET /v1/kv/x HTTP/1.1\r\nHost: x\r\nX-A: ").await.unwrap();
+        let started = monotonic();
+        connection(server, Emulator::default(), Arc::default()).await;
+        assert_eq!(monotonic() - started, HEAD);
+    }
 }

@@ -1,5 +1,6 @@
 //! Rules of the model alone. The rules that it shares with Consul are in the contract suite of `tests/it`.
 
+mod aliases;
 mod blocking;
 mod faults;
 mod indexes;

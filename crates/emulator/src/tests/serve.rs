@@ -89,7 +89,7 @@ async fn unknown_path_lists_the_known_ones() {
     let http = r#"{"Name":"web","Check":{"HTTP":"http://127.0.0.1/","Interval":"1s"}}"#;
     let reply = put(&c, "/v1/agent/service/register", http).await;
     assert_eq!(reply.status, StatusCode::BAD_REQUEST);
-    assert!(reply.body.contains("only TTL checks are modelled"), "{}", reply.body);
+    assert!(reply.body.contains("only TTL checks and aliases"), "{}", reply.body);
     let reply = fetch(&c, "/v1/catalog/nodes?filter=x").await;
     assert!(reply.body.contains("?filter is not modelled"), "{}", reply.body);
 }
