@@ -14,7 +14,7 @@ use rcfarm_emulator::{Emulator, Settings};
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
-use rcfarm_node::agent::health::HealthCheck;
+use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_node::agent::{Agent, AgentSettings};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, monotonic};

@@ -1,10 +1,12 @@
 //! HTTP of daemons: a server that limits what its clients can hold open, and requests to it.
 //!
 //! A client that sends its request slowly would otherwise keep a descriptor of the daemon, and a few hundred of them all.
+//! Nor do such clients keep others out: at the limit, the connection that has been idle longest makes room.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,10 +16,11 @@ use axum::http::{Request, Response, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use hyper1::server::conn::http1;
+use hyper1::service::{Service as _, service_fn};
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -26,7 +29,7 @@ use tracing::{debug, warn};
 /// What clients of a server may hold open.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
-    /// Connections at once. Further ones wait.
+    /// Connections at once. A further one closes the one that has been idle longest; while none is idle, it waits.
     pub connections: usize,
     /// Time for the head of a request. A connection serves one request.
     pub head: Duration,
@@ -88,11 +91,85 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// What a connection is idle for. Those of the first are closed before those of the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum IdleFor {
+    /// The head of the request has not come.
+    Head,
+    /// The client does not take what is sent to it.
+    Receipt,
+}
+
+/// The idle connections of a server: what for, and the ordinal number of when they became idle.
+#[derive(Debug, Clone, Default)]
+struct IdleConnections(Arc<IdleState>);
+
+#[derive(Debug, Default)]
+struct IdleState {
+    connections: Mutex<IdleList>,
+    added: Notify,
+}
+
+#[derive(Debug, Default)]
+struct IdleList {
+    last: u64,
+    by_age: BTreeMap<(IdleFor, u64), CancellationToken>,
+}
+
+impl IdleConnections {
+    /// Notes a connection, which ends with `closed`, until the guard is dropped.
+    fn add(&self, why: IdleFor, closed: &CancellationToken) -> IdleGuard {
+        let mut idle = self.0.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.last += 1;
+        let place = (why, idle.last);
+        idle.by_age.insert(place, closed.clone());
+        self.0.added.notify_one();
+        IdleGuard { idle: self.clone(), place }
+    }
+
+    /// Closes the connection that has been idle longest. Returns whether there was one.
+    fn close_one(&self) -> bool {
+        let mut idle = self.0.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = idle.by_age.pop_first();
+        oldest.inspect(|(_, closed)| closed.cancel()).is_some()
+    }
+
+    /// A place of `places`. If none is free, the connection that has been idle longest makes room, or the first that becomes
+    /// idle.
+    async fn place(&self, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        let mut is_closed = places.available_permits() > 0;
+        loop {
+            is_closed = is_closed || self.close_one();
+            tokio::select! {
+                biased;
+                place = places.clone().acquire_owned() => return place.ok(),
+                () = self.0.added.notified() => {}
+            }
+        }
+    }
+}
+
+/// A connection is idle while it lives.
+#[derive(Debug)]
+struct IdleGuard {
+    idle: IdleConnections,
+    place: (IdleFor, u64),
+}
+
+impl Drop for IdleGuard {
+    fn drop(&mut self) {
+        let mut idle = self.idle.0.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.by_age.remove(&self.place);
+    }
+}
+
 /// A connection whose writes fail when the client takes nothing for [`STALLED`].
 struct Progressing {
     stream: Box<dyn Connection>,
     /// When the write that waits fails.
-    limit: Option<Pin<Box<Sleep>>>,
+    limit: Option<(Pin<Box<Sleep>>, IdleGuard)>,
+    idle: IdleConnections,
+    closed: CancellationToken,
 }
 
 impl Progressing {
@@ -105,7 +182,9 @@ impl Progressing {
             self.limit = None;
             return done;
         }
-        let limit = self.limit.get_or_insert_with(|| Box::pin(sleep(STALLED)));
+        let Progressing { limit, idle, closed, .. } = self;
+        let (limit, _) = limit
+            .get_or_insert_with(|| (Box::pin(sleep(STALLED)), idle.add(IdleFor::Receipt, closed)));
         limit.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -149,23 +228,24 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) {
     let places = Arc::new(Semaphore::new(limits.connections));
+    let idle = IdleConnections::default();
     let mut open = JoinSet::new();
     loop {
         let accepted = async {
-            let place = places.clone().acquire_owned().await;
-            (place, listener.accept().await)
+            let stream = listener.accept().await?;
+            Ok::<_, io::Error>((stream, idle.place(&places).await))
         };
         tokio::select! {
             biased;
             () = shutdown.cancelled() => return,
-            Some(_) = open.join_next() => {}
-            (place, accepted) = accepted => match accepted {
-                Ok(stream) => {
-                    let app = app.clone();
+            accepted = accepted => match accepted {
+                Ok((stream, place)) => {
+                    let (app, idle) = (app.clone(), idle.clone());
                     open.spawn(async move {
-                        connection(stream, app, limits).await;
+                        connection(stream, app, limits, idle).await;
                         drop(place);
                     });
+                    while open.try_join_next().is_some() {}
                 }
                 Err(error) => {
                     warn!(%error, "a connection cannot be accepted");
@@ -176,13 +256,30 @@ pub async fn serve(
     }
 }
 
-async fn connection(stream: Box<dyn Connection>, app: Router, limits: HttpLimits) {
+async fn connection(
+    stream: Box<dyn Connection>,
+    app: Router,
+    limits: HttpLimits,
+    idle: IdleConnections,
+) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head).keep_alive(false);
-    let stream = TokioIo::new(Progressing { stream, limit: None });
-    let served = http.serve_connection(stream, TowerToHyperService::new(app));
-    if let Err(error) = served.await {
-        debug!(%error, "connection ended");
+    let closed = CancellationToken::new();
+    let waits = Mutex::new(Some(idle.add(IdleFor::Head, &closed)));
+    let app = TowerToHyperService::new(app);
+    let answer = service_fn(move |request| {
+        waits.lock().unwrap_or_else(PoisonError::into_inner).take();
+        app.call(request)
+    });
+    let stream = Progressing { stream, limit: None, idle, closed: closed.clone() };
+    tokio::select! {
+        biased;
+        () = closed.cancelled() => debug!("an idle connection makes room for another one"),
+        served = http.serve_connection(TokioIo::new(stream), answer) => {
+            if let Err(error) = served {
+                debug!(%error, "connection ended");
+            }
+        }
     }
 }
 
@@ -252,7 +349,8 @@ mod tests {
     async fn client_that_takes_nothing_loses_its_connection() {
         let (mut client, server) = tokio::io::duplex(1_024);
         let app = Router::new().route("/", on_get(|| async { vec![b'x'; 100_000] }));
-        let served = connection(Box::new(server), app, HttpLimits::default());
+        let limits = HttpLimits::default();
+        let served = connection(Box::new(server), app, limits, IdleConnections::default());
         let asked_at = monotonic();
         let asked = async {
             client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
@@ -269,32 +367,59 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn half_open_requests_are_closed_and_do_not_keep_others_out() {
+    /// A server with `limits` that answers `ok` at `/`, and 1 GB at `/large`.
+    async fn server(limits: HttpLimits) -> (std::net::SocketAddr, tokio_util::sync::DropGuard) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let limits = HttpLimits { connections: 2, head: Duration::from_millis(200) };
-        let app = Router::new().route("/", on_get(|| async { "ok" }));
+        let large = || async {
+            let block = axum::body::Bytes::from_static(&[b'x'; 1 << 20]);
+            let blocks = futures_util::stream::iter(std::iter::repeat_n(block, 1_024));
+            Body::from_stream(futures_util::StreamExt::map(blocks, Ok::<_, io::Error>))
+        };
+        let app =
+            Router::new().route("/", on_get(|| async { "ok" })).route("/large", on_get(large));
         let shutdown = CancellationToken::new();
-        let served = serve(HttpListener::Tcp(listener), app, limits, shutdown.clone());
-        let served = tokio::spawn(served);
-        let mut slow = Vec::new();
-        for _ in 0..8 {
+        tokio::spawn(serve(HttpListener::Tcp(listener), app, limits, shutdown.clone()));
+        (address, shutdown.drop_guard())
+    }
+
+    /// Connections that have sent this, and read nothing.
+    async fn idle(address: std::net::SocketAddr, count: usize, sent: &[u8]) -> Vec<TcpStream> {
+        let mut streams = Vec::new();
+        for _ in 0..count {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nX-A: ").await.unwrap();
-            slow.push(stream);
+            stream.write_all(sent).await.unwrap();
+            streams.push(stream);
         }
-        let stream = TcpStream::connect(address).await.unwrap();
-        let answer = get(stream, "x", "/", None).await.unwrap();
-        assert_eq!(answer.status(), 200);
-        for mut stream in slow {
+        streams
+    }
+
+    const HALF: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\nX-A: ";
+
+    #[tokio::test]
+    async fn half_open_requests_are_closed_in_time() {
+        let limits = HttpLimits { connections: 8, head: Duration::from_millis(200) };
+        let (address, _server) = server(limits).await;
+        for mut stream in idle(address, 2, HALF).await {
             let mut answer = Vec::new();
             // Closed without an answer, or with 408.
             let _ = stream.read_to_end(&mut answer).await;
             assert!(!answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
         }
-        shutdown.cancel();
-        served.await.unwrap();
+    }
+
+    /// However many there are and however long they may take: nothing here waits for a limit of time.
+    #[tokio::test]
+    async fn idle_connections_make_room_for_others() {
+        let limits = HttpLimits { connections: 4, head: Duration::from_secs(100_000) };
+        let (address, _server) = server(limits).await;
+        let mut kept = Vec::new();
+        for sent in [HALF, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", b""] {
+            kept.extend(idle(address, 16, sent).await);
+            let stream = TcpStream::connect(address).await.unwrap();
+            let answer = get(stream, "x", "/", None).await.unwrap();
+            assert_eq!(answer.status(), 200, "beside {:?}", String::from_utf8_lossy(sent));
+        }
     }
 
     #[tokio::test(start_paused = true)]

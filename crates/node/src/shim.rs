@@ -21,13 +21,13 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::agent::driver::{Launch, ProcessExit, StartFailure, Started, signal};
 use super::agent::logs::{open_with, rotate};
 use super::agent::state;
 use super::exec;
+use super::procfs::{boot_id, since_boot, start_ticks};
 use rcfarm_api::node::status::ExitReason;
 use rcfarm_store::time::{Clock, SystemClock};
 
@@ -53,30 +53,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(5);
 const SIGNAL_BEFORE: u64 = 3_000;
 /// Milliseconds before the end of the lease at which the process is killed.
 const KILL_BEFORE: u64 = 1_000;
-
-/// Milliseconds since boot, including suspension. Leases use this clock.
-pub fn since_boot() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    let part = |n: i64| u64::try_from(n).unwrap_or(0);
-    part(now.tv_sec) * 1_000 + part(now.tv_nsec) / 1_000_000
-}
-
-/// Id of this boot of the machine.
-pub fn boot_id() -> Option<String> {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(id.trim().to_owned())
-}
-
-/// Start time of a process, in clock ticks since boot. `None` if the process is gone or a zombie.
-pub fn start_ticks(pid: i32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain spaces and parentheses. The state is the first field after it.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
 
 /// What a shim shares with its threads.
 #[derive(Debug, Default)]

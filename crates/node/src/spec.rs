@@ -6,6 +6,7 @@
 //! single_instance: true             # at most one alive: stopped before the node's lease ends
 //! resources: {cpu: 500m, memory: 256Mi, gpu: 1}       # what a scheduler allocates
 //! resource_limits: {cgroup: {cpus: 2, memory: 1G}}    # what the node enforces, in p2's units: 1G is 1024^3
+//! services: [{name: web, port: "${NODE_PORT}", tags: [v1], meta: {team: a}}]      # in Consul's catalog
 //! config: {greeting: hello}         # a YAML file for the process: $CONFIG_PATH
 //! launchables:
 //!   app:
@@ -25,13 +26,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::agent::health::{HealthCheck, Probe, Thresholds};
+use super::agent::health_check::{HealthCheck, Probe, Thresholds};
 use super::agent::restart::RestartPolicy;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::command_line::{Expansion, Variables};
 use rcfarm_api::manifest::{
     HealthStanza, LaunchableStanza, Manifest, PodManifest, ProcessDurations, ProcessStanza,
-    RestartStanza, RestartWhen, check_launchable_name, plain,
+    RestartStanza, RestartWhen, ServiceStanza, check_known, check_launchable_name, plain,
 };
 use rcfarm_api::{FieldError, ResourceList};
 
@@ -50,6 +51,8 @@ pub struct PodSpec {
     pub resources: ResourceList,
     /// Whether at most one such pod may be alive.
     pub single_instance: bool,
+    /// Services that the node registers while the pod runs.
+    pub services: Vec<ServiceStanza>,
 }
 
 /// One process of a pod, or why it cannot be run.
@@ -88,13 +91,18 @@ impl PodSpec {
     pub fn read(manifest: &Manifest) -> Result<PodSpec, FieldError> {
         let fields = PodManifest::read(manifest)?;
         fields.check_size()?;
+        fields.check_services()?;
         let mut launchables = BTreeMap::new();
         for (name, stanza) in fields.launchables {
             check_segment(&name).map_err(|error| FieldError::from(error).below("launchables"))?;
             let launchable = match stanza {
-                LaunchableStanza::Process(stanza) => check_launchable_name(&name)
-                    .map_err(|error| error.problem)
-                    .and_then(|()| process(*stanza)),
+                LaunchableStanza::Process(stanza) => {
+                    check_launchable_name(&name).map_err(|error| error.problem).and_then(|()| {
+                        let place =
+                            |error: FieldError| format!("{}: {}", error.path, error.reason());
+                        process(*stanza).map_err(place)
+                    })
+                }
                 LaunchableStanza::Unfit(_, why) => Err(why),
             };
             let launchable = launchable
@@ -108,22 +116,60 @@ impl PodSpec {
             limits: fields.resource_limits.unwrap_or_default().amounts()?,
             resources: manifest.resources().clone(),
             single_instance: fields.single_instance,
+            services: fields.services,
         })
     }
 }
 
-fn process(stanza: ProcessStanza) -> Result<LaunchSpec, String> {
-    let place = |error: FieldError| format!("{}: {}", error.path, error.reason());
-    let command = stanza.words().map_err(place)?;
-    stanza.check().map_err(place)?;
-    let durations = stanza.durations().map_err(place)?;
+/// Refuses a new manifest that no agent of ours can run as it is meant, with what commands can check without a node.
+/// Launchables of p2's types are p2's to check.
+///
+/// # Errors
+/// [`FieldError`] of the first field that breaks a rule.
+pub fn check_new(manifest: &Manifest) -> Result<(), FieldError> {
+    manifest.check_repeated()?;
+    check_known(&manifest.fields()?)?;
+    // Sizes, user, limits and services.
+    PodSpec::read(manifest)?;
+    for (name, stanza) in PodManifest::read(manifest)?.launchables {
+        let LaunchableStanza::Process(stanza) = stanza else { continue };
+        check_launchable_name(&name).map_err(|error| error.below("launchables"))?;
+        let health = stanza.health.clone().unwrap_or_default();
+        let below = |error: FieldError| error.below(&format!("launchables.{name}"));
+        process(*stanza).map_err(below)?;
+        check_targets(&health).map_err(below)?;
+    }
+    Ok(())
+}
+
+/// Checks what a health check connects to, as far as no variable of the node is part of it.
+fn check_targets(health: &HealthStanza) -> Result<(), FieldError> {
+    let is_url = |url: &str| ["http://", "https://", "$"].iter().any(|with| url.starts_with(with));
+    if let Some(url) = health.http.as_deref().filter(|url| !is_url(url)) {
+        let fix = "write such as http://127.0.0.1:${NODE_PORT}/health";
+        return Err(FieldError::new("health.http", format!("{url:?} is no URL of HTTP"), fix));
+    }
+    if let Some(address) = health.tcp.as_deref().filter(|one| !one.contains([':', '$'])) {
+        let fix = "write such as 127.0.0.1:${NODE_PORT}";
+        return Err(FieldError::new("health.tcp", format!("{address:?} has no port"), fix));
+    }
+    Ok(())
+}
+
+fn process(stanza: ProcessStanza) -> Result<LaunchSpec, FieldError> {
+    let command = stanza.words()?;
+    stanza.check()?;
+    let durations = stanza.durations()?;
     let has_short_pause = stanza.has_short_pause();
     let env = stanza.env.variables();
     let expansion = env.expansion;
     let stop_signal = stanza.stop_signal.unwrap_or_else(|| "TERM".to_owned());
     let stop_signal = stop_signal.strip_prefix("SIG").unwrap_or(&stop_signal).to_owned();
     if !super::agent::driver::SIGNALS.iter().any(|(name, _)| *name == stop_signal) {
-        return Err(format!("stop_signal {stop_signal:?} is none; write TERM, INT, QUIT, HUP, …"));
+        let names: Vec<&str> =
+            super::agent::driver::SIGNALS.iter().map(|(name, _)| *name).collect();
+        let fix = format!("write one of {}", names.join(", "));
+        return Err(FieldError::new("stop_signal", format!("{stop_signal:?} is no signal"), fix));
     }
     let policy = match stanza.restart {
         None => RestartWhen::default(),
@@ -146,14 +192,22 @@ fn check(
     stanza: HealthStanza,
     durations: ProcessDurations,
     expansion: Expansion,
-) -> Result<HealthCheck, String> {
+) -> Result<HealthCheck, FieldError> {
     let probe = match (stanza.http, stanza.tcp, stanza.exec) {
         (Some(url), None, None) => Probe::Http(url),
         (None, Some(address), None) => Probe::Tcp(address),
         (None, None, Some(line)) => {
-            Probe::Exec(line.words().map_err(|error| format!("health.exec: {}", error.reason()))?)
+            let at = |error| FieldError { path: "health.exec".to_owned(), ..error };
+            Probe::Exec(line.words().map_err(at)?)
         }
-        _ => return Err("health: give one of http, tcp and exec".to_owned()),
+        (None, None, None) => {
+            let fix = "give one of http, tcp and exec";
+            return Err(FieldError::new("health", "it checks nothing", fix));
+        }
+        _ => {
+            let fix = "give one of http, tcp and exec, or divide them among launchables";
+            return Err(FieldError::new("health", "it has several checks", fix));
+        }
     };
     Ok(HealthCheck {
         probe,
@@ -232,10 +286,51 @@ mod tests {
         for (text, words) in [
             ("id: a\nsingle_instance: maybe\n", "true or false"),
             ("id: a\nlaunchables: {a/b: {}}\n", "allowed"),
+            ("id: a\nservices: [{name: consul}]\n", "services[0].name"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");
         }
+    }
+
+    /// A new manifest is refused for what an agent would report only later.
+    #[test]
+    fn new_manifests_are_checked_as_the_agent_does() {
+        let check = |text: &str| check_new(&Manifest::parse(text).unwrap());
+        for (fields, path, words) in [
+            ("command: \"sh 'a\"", "launchables.l.command", "quote"),
+            ("command: ''", "launchables.l.command", "name the program"),
+            ("command: []", "launchables.l.command", "name the program"),
+            ("command: 1", "launchables.l", "command: write a line"),
+            ("command: a, stop_signal: BOO", "launchables.l.stop_signal", "TERM"),
+            (
+                "command: a, health: {http: 'http://x/', tcp: 'x:1'}",
+                "launchables.l.health",
+                "one of",
+            ),
+            ("command: a, health: {interval: 1s}", "launchables.l.health", "checks nothing"),
+            ("command: a, health: {http: 'ftp://x/'}", "launchables.l.health.http", "http://"),
+            ("command: a, health: {tcp: x}", "launchables.l.health.tcp", "no port"),
+            ("command: a, health: {exec: ''}", "launchables.l.health.exec", "empty"),
+            ("command: a, health: {tcp: 'x:1', interval: 1}", "launchables.l", "500ms, 10s"),
+            ("command: a, restart: sometimes", "launchables.l", "restart: write always"),
+        ] {
+            let text =
+                format!("id: a\nlaunchables: {{l: {{launchable_type: process, {fields}}}}}\n");
+            let error = check(&text).unwrap_err();
+            assert_eq!(error.path, path, "{text}: {error}");
+            assert!(error.to_string().contains(words), "{text}: {error}");
+        }
+        let cases =
+            [("id: a\nid: b\n", "id"), ("id: a\nresource_limits: {cgroup: {memory: 1X}}\n", "1X")];
+        for (text, words) in cases {
+            let error = check(text).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("Options"), "{text}: {error}");
+        }
+        check("id: a\nstatus_port: 80\nlaunchables: {a: {launchable_type: hoist, location: x}}\n")
+            .unwrap();
+        check("id: a\nlaunchables: {l: {launchable_type: process, command: a, health: {http: '${URL}'}}}\n")
+            .unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::health::HealthCheck;
+use super::health_check::HealthCheck;
 use rcfarm_api::Timestamp;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{ExitReason, START_ERROR};

@@ -1,39 +1,24 @@
 //! Logs of pods of jobs that are gone, kept for a while.
 //!
 //! When such a pod is deleted, its logs move to `ended/<pod>/<uid of the job>.<attempt>/`. The oldest go first when all
-//! of them take more than [`LogRetention::bytes`] or there are more than `MOST_ATTEMPTS`, and those that are older than
-//! [`LogRetention::age`]. That lists all of them, so it is done beside the agent's loop, at most once a minute: see
+//! of them take more than `LogRetention::bytes` or there are more than `MOST_ATTEMPTS`, and those that are older than
+//! `LogRetention::age`. That lists all of them, so it is done beside the agent's loop, at most once a minute: see
 //! [`DataDir::empty_trash`].
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use tracing::warn;
 
 use super::logs;
 use super::state::{DataDir, StoredPod, make_dir, read};
-use crate::shim::since_boot;
+use crate::procfs::since_boot;
 use rcfarm_api::ids::PodId;
 use rcfarm_api::job::identity::identity_in;
 use rcfarm_store::time::{Clock as _, SystemClock};
-
-/// How long the logs of pods that are gone are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogRetention {
-    /// All of them together.
-    pub bytes: u64,
-    /// Since the last output.
-    pub age: Duration,
-}
-
-impl Default for LogRetention {
-    fn default() -> Self {
-        LogRetention { bytes: 1024 * 1024 * 1024, age: Duration::from_secs(7 * 24 * 3600) }
-    }
-}
 
 /// Attempts whose logs are kept at most, so that the list of them stays short.
 const MOST_ATTEMPTS: usize = 10_000;
@@ -139,6 +124,9 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::state::LogRetention;
     use super::*;
 
     /// A pod of a job with a log of this size.

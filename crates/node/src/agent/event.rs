@@ -7,10 +7,9 @@ use tokio::time::Instant;
 
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
-use super::metrics::AgentGauges;
-use super::proof::Verdict;
+use super::proof::{ReportBasis, Verdict};
+use super::report::PodReport;
 use super::reported::ChangedReport;
-use super::reporter::SentReports;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
 use rcfarm_api::node::Health;
 use rcfarm_store::{Answer, Claim, Commit, Entry, StoreError};
@@ -23,6 +22,37 @@ pub struct PresenceState {
     /// Session that holds the health keys. It has behavior `delete`, so the keys vanish with the agent; the node's
     /// record stays.
     pub health: SessionId,
+    /// Whether the node's own service has a check, which the services of pods follow.
+    pub has_check: bool,
+}
+
+/// What Consul holds once a transaction is applied, and what that depends on.
+#[derive(Debug, Default)]
+pub(super) struct SentReports {
+    /// `None`: the pod's keys are deleted.
+    pub(super) reports: BTreeMap<PodId, Option<PodReport>>,
+    /// By position in the transaction, the pod of each guard and what its report is based on.
+    pub(super) guards: BTreeMap<usize, (PodId, ReportBasis)>,
+}
+
+/// What the loop is told after each read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ServiceResult {
+    /// Services that the Consul agent has.
+    pub(super) registered: usize,
+    /// Why services of a pod are not registered.
+    pub(super) problems: BTreeMap<PodId, String>,
+}
+
+/// The state of an agent at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AgentGauges {
+    /// Whether it is registered and may write.
+    pub has_session: bool,
+    /// Pods by phase.
+    pub pods: BTreeMap<String, u64>,
+    /// Pods whose health is critical and that have not ended.
+    pub critical: u64,
 }
 
 /// Input of the agent's loop. Process events carry the pod and the launchable.
@@ -57,6 +87,8 @@ pub(super) enum AgentEvent {
     Unreported(BTreeMap<PodId, ChangedReport>),
     /// A watched read of the keys under `reality/<node>/`; `None`: it failed.
     RealitiesListed(Option<Answer<BTreeSet<PodId>>>),
+    /// What came of the services.
+    ServicesWritten(ServiceResult),
     /// Somebody asks for the state.
     Measure(oneshot::Sender<AgentGauges>),
 }

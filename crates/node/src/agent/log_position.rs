@@ -3,6 +3,9 @@
 //! A rotation copies the log to a new file `.log.1` and truncates it. The inode and the modification time of that copy
 //! tell which rotation it was: they stay the same when it becomes `.log.2` and when all files are moved. So what was
 //! written since a rotation is named by the copy that this rotation made, whatever file it is in now.
+//!
+//! Holes are left out: a pod can make its log as long as it likes at no cost. Offsets count them, so what follows a hole
+//! has a position of its own.
 
 use std::fmt;
 use std::fs::File;
@@ -12,7 +15,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use super::logs::{KEPT, first_byte, older, open};
+use super::logs::{KEPT, end_of_data, next_data, next_hole, older, open};
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 /// Largest read, in bytes.
@@ -102,20 +105,21 @@ impl FromStr for LogPosition {
 /// Output of one generation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LogChunk {
-    /// Where it begins. Not where it was asked for if that generation has ended there, is gone, or was truncated.
+    /// Where it begins. Not where it was asked for if a hole is there, or if that generation has ended there, is gone, or
+    /// was truncated.
     pub from: LogPosition,
     pub output: Vec<u8>,
     /// Inode of the log itself, which stays the same. The log of a later pod has another one.
     pub inode: u64,
 }
 
-/// A part of a log that is in one file.
+/// A part of a log that is in one file, without a hole.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LogSection {
     pub start: LogPosition,
     /// Its present end.
     pub end: LogPosition,
-    /// What follows; `None`: this is the log itself.
+    /// What follows; `None`: this is the end of the log itself.
     pub next: Option<LogPosition>,
     /// As [`LogChunk::inode`].
     pub inode: u64,
@@ -125,8 +129,6 @@ struct OpenFile {
     file: File,
     id: FileId,
     bytes: u64,
-    /// Offset of the first byte that it has ([`first_byte`]).
-    first: u64,
     changed: SystemTime,
 }
 
@@ -138,8 +140,12 @@ impl OpenFile {
         let seconds = u64::try_from(found.ctime()).unwrap_or_default();
         let nanos = u32::try_from(found.ctime_nsec()).unwrap_or_default();
         let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
-        let (bytes, first) = (found.len(), first_byte(&file, found.len()));
-        Ok(OpenFile { file, id, bytes, first, changed })
+        Ok(OpenFile { file, id, bytes: found.len(), changed })
+    }
+
+    /// As [`next_data`], of what the file had when it was opened.
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        Ok(next_data(&self.file, offset)?.filter(|found| *found < self.bytes))
     }
 }
 
@@ -200,27 +206,39 @@ impl LogFiles {
 
     /// Number of the file that has the first byte at or after a position, and the offset of that byte in it. A position
     /// that is in no file begins at the oldest one, one that the log does not reach at its beginning.
-    fn locate(&self, at: LogPosition) -> (usize, u64) {
+    fn locate(&self, at: LogPosition) -> io::Result<(usize, u64)> {
         let found = self.find(at.generation).map(|n| (n, at.offset));
         let (mut n, mut offset) = found.unwrap_or((self.0.len() - 1, 0));
-        while n > 0 && offset.max(self.0[n].first) >= self.0[n].bytes {
-            (n, offset) = (n - 1, 0);
+        loop {
+            let file = &self.0[n];
+            if n == 0 && offset > file.bytes {
+                offset = 0;
+            }
+            match file.next_data(offset)? {
+                Some(data) => return Ok((n, data)),
+                None if n == 0 => return Ok((0, offset)),
+                None => (n, offset) = (n - 1, 0),
+            }
         }
-        let OpenFile { bytes, first, .. } = self.0[n];
-        (n, if offset > bytes { first } else { offset.max(first) })
     }
 
     fn position(&self, n: usize, offset: u64) -> LogPosition {
         LogPosition { generation: self.generation(n), offset }
     }
 
-    fn section(&self, (n, offset): (usize, u64)) -> LogSection {
-        LogSection {
-            start: self.position(n, offset),
-            end: self.position(n, self.0[n].bytes),
-            next: n.checked_sub(1).map(|next| self.position(next, 0)),
-            inode: self.0[0].id.inode,
-        }
+    fn section(&self, at: LogPosition) -> io::Result<LogSection> {
+        let (n, start) = self.locate(at)?;
+        let file = &self.0[n];
+        let end = match start < file.bytes {
+            true => next_hole(&file.file, start)?.clamp(start, file.bytes),
+            false => start,
+        };
+        let next = match file.next_data(end)? {
+            Some(data) => Some(self.position(n, data)),
+            None => n.checked_sub(1).map(|next| self.position(next, 0)),
+        };
+        let inode = self.0[0].id.inode;
+        Ok(LogSection { start: self.position(n, start), end: self.position(n, end), next, inode })
     }
 
     /// Where the last `lines` lines begin; 0: all of them.
@@ -242,27 +260,26 @@ impl LogFiles {
 /// Where the last `lines` lines of a file begin (0: all of it), and how many of them begin in it. `is_last`: no output
 /// follows, so a break at its end begins no line.
 fn last_lines(file: &mut OpenFile, lines: usize, is_last: bool) -> io::Result<(u64, usize)> {
-    let OpenFile { bytes, first, .. } = *file;
-    let first = match lines {
-        0 => return Ok((first, 0)),
-        _ => first.max(bytes.saturating_sub(LONGEST_TAIL)),
-    };
-    last_lines_from(first, &mut file.file, bytes, lines, is_last)
+    match lines {
+        0 => Ok((0, 0)),
+        _ => last_lines_within(LONGEST_TAIL, &mut file.file, file.bytes, lines, is_last),
+    }
 }
 
-/// As [`last_lines`], without bytes before `first`: the first line found may begin anywhere.
-fn last_lines_from(
-    first: u64,
+/// As [`last_lines`], by reading `tail` bytes at most: the first line found may begin anywhere. Holes are not read.
+fn last_lines_within(
+    tail: u64,
     file: &mut File,
     end: u64,
     lines: usize,
     is_last: bool,
 ) -> io::Result<(u64, usize)> {
     const CHUNK: u64 = 64 * 1024;
-    let (mut start, mut breaks) = (end, 0);
+    let end = end_of_data(file, end);
+    let (mut start, mut rest, mut breaks) = (end, tail, 0);
     let mut chunk = Vec::new();
-    while start > first {
-        let from = start.saturating_sub(CHUNK).max(first);
+    while start > 0 && rest > 0 {
+        let from = start.saturating_sub(CHUNK.min(rest));
         chunk.resize(usize::try_from(start - from).unwrap_or(usize::MAX), 0);
         file.seek(SeekFrom::Start(from))?;
         file.read_exact(&mut chunk)?;
@@ -273,9 +290,10 @@ fn last_lines_from(
                 return Ok((after, breaks));
             }
         }
-        start = from;
+        rest -= start - from;
+        start = end_of_data(file, from);
     }
-    Ok((first, breaks))
+    Ok((start, breaks))
 }
 
 /// The newest of the rotated files.
@@ -301,8 +319,8 @@ fn read<T>(path: &Path, read: impl Fn(&mut LogFiles) -> io::Result<T>) -> io::Re
 /// The log cannot be read. `WouldBlock`: it may be rotated at this moment.
 pub fn last_section(path: &Path, lines: usize) -> io::Result<LogSection> {
     read(path, |files| {
-        let start = files.last_lines(lines)?;
-        Ok(files.section(start))
+        let (n, offset) = files.last_lines(lines)?;
+        files.section(files.position(n, offset))
     })
 }
 
@@ -311,7 +329,7 @@ pub fn last_section(path: &Path, lines: usize) -> io::Result<LogSection> {
 /// # Errors
 /// As [`last_section`].
 pub fn section_at(path: &Path, at: LogPosition) -> io::Result<LogSection> {
-    read(path, |files| Ok(files.section(files.locate(at))))
+    read(path, |files| files.section(at))
 }
 
 /// The present end of a log.
@@ -319,7 +337,7 @@ pub fn section_at(path: &Path, at: LogPosition) -> io::Result<LogSection> {
 /// # Errors
 /// As [`last_section`].
 pub fn end_of(path: &Path) -> io::Result<LogPosition> {
-    read(path, |files| Ok(files.section((0, 0)).end))
+    read(path, |files| Ok(files.position(0, files.0[0].bytes)))
 }
 
 /// Output from a position on, at most 1 MiB; none: the log ends there.
@@ -328,12 +346,15 @@ pub fn end_of(path: &Path) -> io::Result<LogPosition> {
 /// As [`last_section`].
 pub fn chunk_at(path: &Path, at: LogPosition) -> io::Result<LogChunk> {
     read(path, |files| {
-        let (n, offset) = files.locate(at);
+        let (n, offset) = files.locate(at)?;
         let from = files.position(n, offset);
-        let file = &mut files.0[n].file;
-        file.seek(SeekFrom::Start(offset))?;
+        let OpenFile { file, bytes, .. } = &mut files.0[n];
         let mut output = Vec::new();
-        Read::by_ref(file).take(AT_ONCE).read_to_end(&mut output)?;
+        if offset < *bytes {
+            let rest = next_hole(file, offset)?.saturating_sub(offset);
+            file.seek(SeekFrom::Start(offset))?;
+            Read::by_ref(file).take(rest.min(AT_ONCE)).read_to_end(&mut output)?;
+        }
         Ok(LogChunk { from, output, inode: files.0[0].id.inode })
     })
 }
@@ -504,10 +525,10 @@ mod tests {
         log.append(&"line\n".repeat(40_000));
         let mut file = File::open(log.path()).unwrap();
         let mut from =
-            |first, lines| last_lines_from(first, &mut file, 200_000, lines, true).unwrap();
+            |tail, lines| last_lines_within(tail, &mut file, 200_000, lines, true).unwrap();
         assert_eq!(from(100_000, 10), (199_950, 10), "within the tail it makes no difference");
         assert_eq!(from(100_000, 100_000_000), (100_000, 19_999));
-        assert_eq!(from(0, 100_000_000), (0, 39_999));
+        assert_eq!(from(200_000, 100_000_000), (0, 39_999));
     }
 
     /// Of a log that grew fast only the end is kept.
@@ -524,6 +545,36 @@ mod tests {
         for kept in [log.after(seen), log.last(0), log.last(2)] {
             assert_eq!(kept, "two\nthree\n");
         }
+    }
+
+    /// As with `truncate -s 4T`, before and after more output. Blocks of the file system that are not full are read.
+    #[test]
+    fn holes_of_a_log_are_left_out() {
+        let log = Log::new();
+        log.append("one\ntwo\n");
+        let seen = log.end();
+        File::options().append(true).open(log.path()).unwrap().set_len(4 << 40).unwrap();
+        let text = |output: String| output.replace('\0', "");
+        let read = |lines| {
+            let output = log.last(lines);
+            assert!(output.len() < 1024 * 1024, "{lines} lines have {} bytes", output.len());
+            text(output)
+        };
+        assert_eq!((read(0), read(100)), ("one\ntwo\n".into(), "one\ntwo\n".into()));
+        let section = last_section(&log.path(), 0).unwrap();
+        assert_eq!((section.start, section.next), (LogPosition::START, None));
+        assert!(section.end.offset <= 1024 * 1024, "{section:?}");
+
+        log.append("three\n");
+        assert_eq!(read(0), "one\ntwo\nthree\n");
+        assert_eq!((read(2), read(1)), ("two\nthree\n".into(), "three\n".into()));
+        assert_eq!(text(log.after(seen)), "three\n");
+        // An answer without a hole, and then another one.
+        let first = last_section(&log.path(), 0).unwrap();
+        let second = section_at(&log.path(), first.next.unwrap()).unwrap();
+        assert_eq!(second.start, first.next.unwrap());
+        assert!(second.start.offset > 3 << 40 && second.end == log.end(), "{second:?}");
+        assert_eq!(second.next, None);
     }
 
     #[test]

@@ -82,26 +82,59 @@ fn keep_copy(log: &mut File, path: &Path, max_bytes: u64) -> io::Result<()> {
     fs::rename(&copy, older(path, 1))
 }
 
-/// Copies the last `max_bytes` of a log, or a little more, to a new file; what was left at its path is deleted. The copy
-/// begins with a hole instead of the bytes before them, so that offsets are those of the log.
+/// Copies the last `max_bytes` of what a log has, or a little more, to a new file; what was left at its path is deleted.
+/// The copy has a hole instead of what is left out and where the log has one, so that offsets are those of the log.
 fn copy_end(log: &mut File, path: &Path, max_bytes: u64) -> io::Result<()> {
     unless_missing(fs::remove_file(path))?;
     let mut copy = File::options().write(true).create_new(true).mode(0o640).open(path)?;
-    let before = log.metadata()?.len().saturating_sub(max_bytes.max(1));
-    let hole = SeekFrom::Start(before - before % HOLE_UNIT);
-    log.seek(hole)?;
-    copy.seek(hole)?;
-    io::copy(log, &mut copy)?;
+    let bytes = log.metadata()?.len();
+    copy.set_len(bytes)?;
+    let before = end_of_data(log, bytes).saturating_sub(max_bytes.max(1));
+    let mut at = before - before % HOLE_UNIT;
+    while let Some(from) = next_data(log, at)? {
+        at = next_hole(log, from)?;
+        log.seek(SeekFrom::Start(from))?;
+        copy.seek(SeekFrom::Start(from))?;
+        io::copy(&mut Read::by_ref(log).take(at.saturating_sub(from)), &mut copy)?;
+    }
     Ok(())
 }
 
-/// Offset of the first byte that a copy has: its length if there is none, 0 where the file system cannot tell.
-pub(super) fn first_byte(copy: &File, bytes: u64) -> u64 {
-    match rustix::fs::seek(copy, rustix::fs::SeekFrom::Data(0)) {
-        Ok(first) => first,
-        Err(Errno::NXIO) => bytes,
-        Err(_) => 0,
+/// Offset of the first byte at or after `offset` that a file has, that is, which is in no hole; `offset` itself where the
+/// file system cannot tell. A file may be much longer than what it has: `truncate -s 4T` costs its writer nothing.
+pub(super) fn next_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(offset)) {
+        Ok(found) => Ok(Some(found)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(_) => Ok((offset < file.metadata()?.len()).then_some(offset)),
     }
+}
+
+/// Offset of the first hole after the data at `offset`: the file's end if there is none.
+pub(super) fn next_hole(file: &File, offset: u64) -> io::Result<u64> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(offset)) {
+        Ok(found) => Ok(found),
+        Err(_) => Ok(file.metadata()?.len()),
+    }
+}
+
+/// Where the data of a file before `end` ends: `end`, unless a hole is before it. One look per bit of a length.
+pub(super) fn end_of_data(file: &File, end: u64) -> u64 {
+    // Whether there is data from `offset` on, and before `end`.
+    let has_data = |offset| match next_data(file, offset) {
+        Ok(found) => found.is_some_and(|found| found < end),
+        Err(_) => true,
+    };
+    // Data begins before `low`, or `low` is 0; none does at or after `high`.
+    let (mut low, mut high) = (0, end);
+    while low < high {
+        let middle = high - (high - low).div_ceil(2);
+        match has_data(middle) {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+    }
+    low
 }
 
 fn unless_missing(done: io::Result<()>) -> io::Result<()> {
@@ -121,9 +154,10 @@ pub fn last_output(path: &Path, bytes: usize) -> String {
     let read = || {
         let mut file = open(path)?;
         let end = file.metadata()?.len();
+        let end = end_of_data(&file, end);
         file.seek(SeekFrom::Start(end.saturating_sub(bytes as u64)))?;
         let mut output = Vec::new();
-        file.take(bytes as u64).read_to_end(&mut output)?;
+        file.take(end.min(bytes as u64)).read_to_end(&mut output)?;
         Ok::<_, io::Error>(output)
     };
     let output = read().unwrap_or_default();
@@ -170,9 +204,43 @@ mod tests {
         assert!(rotate(&path, HOLE_UNIT).unwrap());
         let copy = File::open(older(&path, 1)).unwrap();
         assert_eq!(copy.metadata().unwrap().len(), bytes, "offsets are those of the log");
-        assert_eq!(first_byte(&copy, bytes), 99 * HOLE_UNIT);
+        assert!(next_data(&copy, 0).unwrap().unwrap() >= 99 * HOLE_UNIT);
         assert_eq!(last_output(&older(&path, 1), 4), "last");
         assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    /// Of such a log `truncate` says what is longer, and it has hardly anything.
+    #[test]
+    fn rotate_keeps_what_a_log_with_a_hole_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.log");
+        fs::write(&path, "output").unwrap();
+        let bytes = 1 << 40;
+        let log = File::options().append(true).open(&path).unwrap();
+        log.set_len(bytes).unwrap();
+        assert!(last_output(&path, 8192).starts_with("output"));
+        assert!(rotate(&path, HOLE_UNIT).unwrap());
+        let copy = File::open(older(&path, 1)).unwrap();
+        assert_eq!(copy.metadata().unwrap().len(), bytes, "offsets are those of the log");
+        let mut kept = [0; 6];
+        (&copy).read_exact(&mut kept).unwrap();
+        assert_eq!(&kept, b"output");
+        assert_eq!(next_data(&copy, HOLE_UNIT).unwrap(), None);
+    }
+
+    #[test]
+    fn data_ends_before_the_hole_at_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = File::create(directory.path().join("a.log")).unwrap();
+        assert_eq!(end_of_data(&file, 0), 0);
+        file.set_len(1 << 42).unwrap();
+        assert_eq!(end_of_data(&file, 1 << 42), 0, "there is nothing but a hole");
+        (&file).write_all(b"output").unwrap();
+        let end = end_of_data(&file, 1 << 42);
+        assert!((6..=HOLE_UNIT).contains(&end), "{end}");
+        assert_eq!(end_of_data(&file, 6), 6);
+        assert_eq!(end_of_data(&file, 3), 3);
+        assert_eq!(next_hole(&file, 0).unwrap(), end);
     }
 
     /// As on a full disk, the log cannot be copied.

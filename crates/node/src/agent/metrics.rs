@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::event::AgentEvent;
+pub use super::event::AgentGauges;
 
 /// How long a scrape waits for the agent's loop.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
@@ -34,17 +35,6 @@ pub struct AgentCounts {
     pub failed: u64,
     /// Transactions with reports, by outcome.
     pub reports: BTreeMap<&'static str, u64>,
-}
-
-/// The state of an agent at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AgentGauges {
-    /// Whether it is registered and may write.
-    pub has_session: bool,
-    /// Pods by phase.
-    pub pods: BTreeMap<String, u64>,
-    /// Pods whose health is critical and that have not ended.
-    pub critical: u64,
 }
 
 impl AgentMetrics {

@@ -11,6 +11,7 @@
 //! job's `rcfarm/bell/job/<ns>/<name>`.
 //! Who else writes them: operators and farms change the node's record by CAS; farms delete the doorbells; operators and
 //! p2-wipe-reality may delete reports, which are written again.
+//! Services of pods are registered with the local Consul agent ([`services`]), not by keys.
 //! A crash between two writes leaves pods running under their shims. The next agent adopts them from the data
 //! directory ([`state`]) and writes all their reports again.
 //!
@@ -30,6 +31,7 @@
 //! | `reported`, `realities` | keys of acknowledged reports; watch of `reality/<node>/` |
 //! | `proof_check` | reads of reports and intents that prove or refute what the agent assumes |
 //! | [`serve`] | server of pod logs |
+//! | [`services`], `service_sync` | services of pods in Consul's catalog: pure plan; requests to the local Consul agent |
 //! | `pods`, `pod`, `reporter`, `run` | the pods in memory, the writer of reports, the loop |
 //! | `tasks` | background tasks |
 
@@ -38,6 +40,7 @@ pub mod driver;
 pub mod ended_logs;
 mod event;
 pub mod health;
+pub mod health_check;
 mod intended;
 mod intents;
 mod launch;
@@ -58,6 +61,8 @@ mod reporter;
 pub mod restart;
 mod run;
 pub mod serve;
+mod service_sync;
+pub mod services;
 mod single_instance;
 pub mod state;
 mod tasks;
@@ -73,8 +78,8 @@ use rcfarm_api::node::ports::PortRange;
 use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
-pub use ended_logs::LogRetention;
 pub use run::{Agent, AgentError};
+pub use state::LogRetention;
 pub use users::PodPermits;
 
 /// Consul service that all agents register.

@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 
 use super::PodPermits;
 use super::driver::{FoundProcess, Launch, ProcessExit, Started};
-use super::health::HealthVerdict;
+use super::health_check::HealthVerdict;
 use super::intended::Intended;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
 use super::proof::{Expected, Proof};
@@ -23,6 +23,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{
     ExitReason, IntentIndex, LastExit, NodePodPhase, PodStatus, ProcessStatus,
 };
+use rcfarm_store::PodService;
 
 pub(super) struct PodTask {
     pub(super) id: PodId,
@@ -50,6 +51,12 @@ pub(super) struct PodTask {
     pub(super) forget_at: Option<Duration>,
     /// The files of an earlier pod of this id are still there: nothing is started beside them.
     pub(super) has_foreign_files: bool,
+    /// Its services on this node.
+    pub(super) services: Vec<PodService>,
+    /// Why services of its manifest cannot be registered on this node.
+    pub(super) service_notes: Vec<String>,
+    /// Why Consul does not have its services.
+    pub(super) service_problem: Option<String>,
 }
 
 pub(super) struct PodProcess {
@@ -59,6 +66,8 @@ pub(super) struct PodProcess {
     pub(super) attempt: u64,
     /// Exits in a row after short runs ([`crate::agent::restart`]).
     failures: u32,
+    /// When the present run is so long that `failures` restart at 0.
+    settles_at: Option<Duration>,
     /// Starts in a row that failed before the process ran.
     failed_starts: u32,
     /// Starts that count as restarts.
@@ -90,6 +99,7 @@ impl PodProcess {
             running: None,
             attempt,
             failures: 0,
+            settles_at: None,
             failed_starts: 0,
             restarts: restarts.unwrap_or_else(|| attempt.saturating_sub(1)),
             is_restart: false,
@@ -134,6 +144,9 @@ impl Drop for PodTask {
 
 /// After this many failed starts in a row, the report says that the node cannot start the pod.
 const CANNOT_START_AFTER: u32 = 3;
+
+/// After this many ends in a row soon after the start, the report says that the process is restarted again and again.
+const RESTARTING_AFTER: u32 = 2;
 
 /// Note in the status of a pod whose intent Consul has lost.
 const LOST: &str = "the pod is not intended, but Consul has neither the intent nor a report of it: it was wiped or \
@@ -201,6 +214,9 @@ impl PodTask {
             reported: None,
             forget_at: None,
             has_foreign_files: false,
+            services: Vec::new(),
+            service_notes: Vec::new(),
+            service_problem: None,
         }
     }
 
@@ -377,6 +393,7 @@ impl PodTask {
         let policy = self.process_spec(name).map(|spec| spec.restart);
         let Some(process) = self.processes.get_mut(name) else { return };
         process.stop_checking();
+        process.settles_at = None;
         let ran = process.running.take().map_or(Duration::ZERO, |running| {
             exit.at.duration_since(running.started_at).try_into().unwrap_or_default()
         });
@@ -407,6 +424,38 @@ impl PodTask {
             Some(pause) => AgentPodState::Waiting(now.saturating_add(pause)),
             None => AgentPodState::Ended,
         };
+    }
+
+    /// Forgets the failures of processes whose present run is long enough. Returns when that of the next one is.
+    pub(super) fn settle(&mut self, now: Duration) -> Option<Duration> {
+        let PodTask { spec, processes, .. } = self;
+        let launchables = &spec.as_ref().ok()?.launchables;
+        let mut next = None;
+        for (name, process) in processes {
+            let Some(LaunchSpec::Process(spec)) = launchables.get(name) else { continue };
+            if process.state != AgentPodState::Running || process.failures < RESTARTING_AFTER {
+                continue;
+            }
+            let at = now.saturating_add(spec.restart.reset_after());
+            let at = *process.settles_at.get_or_insert(at);
+            if at <= now {
+                (process.failures, process.settles_at) = (0, None);
+            } else {
+                next = next.min(Some(at)).or(Some(at));
+            }
+        }
+        next
+    }
+
+    /// How a process ends that is restarted again and again.
+    fn restarting(&self) -> Option<String> {
+        let is_restarting = |process: &PodProcess| {
+            process.failures >= RESTARTING_AFTER
+                && !matches!(process.state, AgentPodState::Ended | AgentPodState::Unfit)
+        };
+        let (name, process) = self.processes.iter().find(|(_, process)| is_restarting(process))?;
+        let how = process.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
+        Some(format!("{name}: {how}"))
     }
 
     /// Allocated devices as `kind:number`.
@@ -467,6 +516,7 @@ impl PodTask {
             owner: self.intended.owner,
             health: health.unwrap_or(Health::Critical),
             cannot_start: self.cannot_start(),
+            restarting: self.restarting(),
             processes: statuses,
             notes: self.all_notes(),
             devices: self.devices(),
@@ -483,7 +533,8 @@ impl PodTask {
     /// The notes of all launchables, each once.
     fn all_notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = Vec::new();
-        for note in self.notes.values().flatten() {
+        let of_services = self.service_notes.iter().chain(&self.service_problem);
+        for note in self.notes.values().flatten().chain(of_services) {
             if !notes.contains(note) {
                 notes.push(note.clone());
             }

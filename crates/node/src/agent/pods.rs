@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started};
 use super::event::{AgentEvent, PresenceState};
-use super::health::{HealthCheck, HealthVerdict};
+use super::health_check::{HealthCheck, HealthVerdict};
 use super::intended::Intended;
 use super::launch::prepare;
 use super::logs::last_output;
@@ -163,6 +163,8 @@ impl NodePods {
         let pod = catch_unwind(read).unwrap_or_else(|panic| {
             PodTask::unfit(id.clone(), intended, alert(&id, &panic_text(panic.as_ref())))
         });
+        let mut pod = pod;
+        (pod.services, pod.service_notes) = pod.services_of(&self.settings);
         self.by_id.entry(id).insert_entry(pod).into_mut()
     }
 

@@ -11,7 +11,7 @@ use tracing::{debug, error, info, warn};
 use super::event::{AgentEvent, PresenceState};
 use super::state::{DataDir, replace};
 use super::{AgentSettings, LONGEST_PAUSE, SERVICE};
-use crate::shim::since_boot;
+use crate::procfs::since_boot;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::labels::{Labels, decode_labels, encode_labels};
 use rcfarm_api::node::record::NodeRecord;
@@ -190,6 +190,7 @@ impl AgentPresence {
             TxnOutcome::Committed { .. } => Ok(Registered::Done(PresenceState {
                 claim: Claim::new(at, kept.epoch().clone()),
                 health: health.clone(),
+                has_check: kept.check().is_some(),
             })),
         }
     }

@@ -4,24 +4,24 @@
 //! its end, for the agent's own children and for adopted processes alike.
 
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
-use tokio::io::unix::AsyncFd;
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started, signal};
-use super::health::{self, HealthCheck};
+use super::health;
+use super::health_check::HealthCheck;
 use super::state;
-use crate::shim::{ShimMessage, boot_id, start_ticks};
+use crate::procfs::{boot_id, gone, is_alive};
+use crate::shim::ShimMessage;
 use rcfarm_api::node::Health;
 use rcfarm_store::time::{Clock, SystemClock};
 
@@ -43,33 +43,6 @@ impl ProcessDriver {
     /// binary.
     pub fn new(program: PathBuf) -> Self {
         ProcessDriver { program }
-    }
-}
-
-/// Whether the process with this pid and start time exists.
-fn is_alive(pid: i32, ticks: u64) -> bool {
-    start_ticks(pid) == Some(ticks)
-}
-
-/// A descriptor that becomes readable when the process ends. `None` if the kernel has no pidfds.
-#[expect(
-    deprecated,
-    reason = "its successor is unsafe; nothing else can close an owned descriptor"
-)]
-fn end_of(pid: i32) -> Option<AsyncFd<OwnedFd>> {
-    let fd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    AsyncFd::new(fd).ok()
-}
-
-/// Resolves when the process has ended. Its parent may not have reaped it yet.
-pub(super) async fn gone(pid: i32, ticks: u64) {
-    // The start time is checked after the descriptor was opened: until then the pid may be reused.
-    if let Some(end) = end_of(pid).filter(|_| is_alive(pid, ticks)) {
-        let _ = end.readable().await;
-        return;
-    }
-    while is_alive(pid, ticks) {
-        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -217,6 +190,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::procfs::start_ticks;
 
     fn of_this_process() -> Started {
         let pid = i32::try_from(std::process::id()).unwrap();

@@ -29,7 +29,7 @@ pub(super) struct ProofCheck {
 enum FoundReport {
     Absent,
     Hidden,
-    There(PodStatus, Index),
+    There(Box<PodStatus>, Index),
 }
 
 impl ProofCheck {
@@ -126,7 +126,7 @@ impl ProofCheck {
                     _ if absent.contains(&op) => FoundReport::Absent,
                     None => FoundReport::Hidden,
                     Some(entry) => match PodStatus::decode(&entry.value) {
-                        Ok(report) => FoundReport::There(report, entry.modify_index),
+                        Ok(report) => FoundReport::There(Box::new(report), entry.modify_index),
                         Err(_) => FoundReport::Absent,
                     },
                 };

@@ -27,7 +27,7 @@ pub struct PodReport {
     pub status: PodStatus,
 }
 
-/// Upper bound of `CannotStart` and `Unfit` in a health key, in characters. Farms read all health keys often.
+/// Upper bound of `CannotStart`, `Unfit` and `Restarting` in a health key, in characters. Farms read all health keys often.
 const LONGEST_WHY: usize = 200;
 
 /// Upper bound of each text in a status, in bytes. Texts may repeat parts of the manifest.
@@ -83,6 +83,8 @@ impl PodReport {
         } else if self.status.phase == NodePodPhase::Unfit {
             let why = self.status.message.chars().take(LONGEST_WHY);
             health["Unfit"] = json!(why.collect::<String>());
+        } else if let Some(why) = &self.status.restarting {
+            health["Restarting"] = json!(why.chars().take(LONGEST_WHY).collect::<String>());
         }
         vec![
             reality,
@@ -115,6 +117,7 @@ pub fn cut_texts(status: &mut PodStatus) {
     let shorten = |text: &mut String| *text = cut(text, LONGEST_TEXT);
     shorten(&mut status.message);
     status.cannot_start.iter_mut().for_each(shorten);
+    status.restarting.iter_mut().for_each(shorten);
     status.notes.iter_mut().for_each(shorten);
     for process in &mut status.processes {
         shorten(&mut process.message);

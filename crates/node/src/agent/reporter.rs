@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
-use super::event::{AgentEvent, PresenceState};
+use super::event::{AgentEvent, PresenceState, SentReports};
 use super::intended::NodeIntents;
 use super::plan::SingleInstance;
 use super::pod::PodTask;
@@ -66,15 +66,6 @@ pub(super) struct Reporter {
     not_before: Option<Instant>,
     /// Failed transactions in a row.
     failures: u32,
-}
-
-/// What Consul holds once a transaction is applied, and what that depends on.
-#[derive(Debug, Default)]
-pub(super) struct SentReports {
-    /// `None`: the pod's keys are deleted.
-    reports: BTreeMap<PodId, Option<PodReport>>,
-    /// By position in the transaction, the pod of each guard and what its report is based on.
-    guards: BTreeMap<usize, (PodId, ReportBasis)>,
 }
 
 /// What follows from the result of a transaction.
@@ -422,7 +413,7 @@ impl Reporter {
                     self.written.remove(&id);
                     result = ReportResult::Changed;
                 }
-                None => others.push(format!("{refusal:?}")),
+                None => others.push(refusal.what.clone()),
             }
         }
         if !others.is_empty() {

@@ -50,8 +50,12 @@ impl RestartPolicy {
 
     /// Failures in a row after a run of length `ran` that ended.
     pub fn failures(&self, before: u32, ran: Duration) -> u32 {
-        let reset_after = self.max_backoff.saturating_mul(RESET_AFTER_PAUSES).max(RESET_AFTER);
-        if ran >= reset_after { 0 } else { before.saturating_add(1) }
+        if ran >= self.reset_after() { 0 } else { before.saturating_add(1) }
+    }
+
+    /// Length of a run after which failures before it do not count.
+    pub fn reset_after(&self) -> Duration {
+        self.max_backoff.saturating_mul(RESET_AFTER_PAUSES).max(RESET_AFTER)
     }
 }
 

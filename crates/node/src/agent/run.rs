@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
@@ -23,6 +23,7 @@ use super::proof::{Proof, Verdict};
 use super::proof_check::ProofCheck;
 use super::realities::RealityWatch;
 use super::reporter::{ReportResult, Reporter};
+use super::service_sync::{ServiceState, ServiceSync};
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, AtShutdown, serve};
@@ -114,6 +115,8 @@ impl Agent {
             read_intents_again: Arc::default(),
             compare_later: Arc::default(),
             realities: RealityWatch::default(),
+            services: watch::Sender::default(),
+            registered_services: 0,
             metrics,
         };
         agent.pods.data.empty_trash();
@@ -139,6 +142,10 @@ struct AgentLoop {
     /// Has the reports compared [`LATE_WRITES`] from now.
     compare_later: Arc<Notify>,
     realities: RealityWatch,
+    /// What is to be registered with the local Consul agent.
+    services: watch::Sender<ServiceState>,
+    /// Services that the local Consul agent has.
+    registered_services: usize,
     metrics: Arc<AgentMetrics>,
 }
 
@@ -155,12 +162,16 @@ impl AgentLoop {
             events: self.pods.events.clone(),
             problem: Default::default(),
         };
+        let NodePods { env, settings, events, .. } = &self.pods;
+        let sync = ServiceSync::new(env.clone(), settings.clone(), events.clone());
+        self.pods.tasks.spawn(sync.run(self.services.subscribe()));
         let presence_shutdown = CancellationToken::new();
         self.pods.tasks.spawn(presence.run(presence_shutdown.clone()));
         let ended = loop {
             let act_at = self.act();
             let report_at = self.report();
             self.watch_realities();
+            self.show_services();
             let next = [act_at, report_at].into_iter().flatten().min();
             tokio::select! {
                 biased;
@@ -233,6 +244,12 @@ impl AgentLoop {
                 self.pods.catching(&pod, |pods| {
                     pods.health_checked(&pod, &launchable, attempt, health, message);
                 });
+            }
+            AgentEvent::ServicesWritten(mut result) => {
+                self.registered_services = result.registered;
+                for (id, pod) in &mut self.pods.by_id {
+                    pod.service_problem = result.problems.remove(id);
+                }
             }
             AgentEvent::Realities(pods) => self.reporter.found_in_consul(pods),
             AgentEvent::Reported(outcome, sent) => {
@@ -445,7 +462,10 @@ impl AgentLoop {
         loop {
             let plan = self.plan();
             if plan.actions.is_empty() {
-                return plan.again_at.and_then(|at| self.pods.started_at.checked_add(at));
+                let now = self.pods.uptime();
+                let settles = self.pods.by_id.values_mut().filter_map(|pod| pod.settle(now));
+                let again_at = settles.chain(plan.again_at).min();
+                return again_at.and_then(|at| self.pods.started_at.checked_add(at));
             }
             let mut to_prove = BTreeSet::new();
             for action in plan.actions {
@@ -528,7 +548,23 @@ impl AgentLoop {
         self.reporter.write(self.presence.as_ref(), by_id, self.intents.as_ref(), tasks)
     }
 
-    /// Stops every pod and waits until their keys are deleted, at most [`STOP_TIMEOUT`].
+    /// Shows the pods' services to the task that registers them.
+    fn show_services(&self) {
+        let presence = self.presence.as_ref();
+        let services = self.pods.by_id.values().flat_map(PodTask::intended_services);
+        let state = ServiceState {
+            session: presence.map(|presence| presence.claim.epoch().session().clone()),
+            has_check: presence.is_some_and(|presence| presence.has_check),
+            services: services.map(|one| (one.service.id.clone(), one)).collect(),
+        };
+        self.services.send_if_modified(|shown| {
+            let is_new = *shown != state;
+            *shown = state;
+            is_new
+        });
+    }
+
+    /// Stops every pod and waits until their keys and services are deleted, at most [`STOP_TIMEOUT`].
     async fn stop_all_pods(&mut self, events_in: &mut UnboundedReceiver<AgentEvent>) {
         let until = monotonic() + STOP_TIMEOUT;
         self.intents = Some(NodeIntents::default());
@@ -536,7 +572,9 @@ impl AgentLoop {
         loop {
             let next = [self.act(), self.report()].into_iter().flatten().min();
             let pods = self.pods.by_id.len();
-            if pods == 0 && (self.reporter.is_empty() || self.presence.is_none()) {
+            self.show_services();
+            let is_told = self.reporter.is_empty() && self.registered_services == 0;
+            if pods == 0 && (is_told || self.presence.is_none()) {
                 return;
             }
             tokio::select! {

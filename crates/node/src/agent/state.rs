@@ -32,13 +32,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::ended_logs::LogRetention;
 use super::users::UserIds;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
 use rcfarm_api::node::status::IntentIndex;
@@ -70,6 +70,21 @@ pub struct StoredPod {
     /// It was forgotten: its deletion was proved, and no process is left. Its files stay until its reports are deleted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forgotten: bool,
+}
+
+/// How long the logs of pods that are gone are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogRetention {
+    /// All of them together.
+    pub bytes: u64,
+    /// Since the last output.
+    pub age: Duration,
+}
+
+impl Default for LogRetention {
+    fn default() -> Self {
+        LogRetention { bytes: 1024 * 1024 * 1024, age: Duration::from_secs(7 * 24 * 3600) }
+    }
 }
 
 /// The data directory, held by this agent.

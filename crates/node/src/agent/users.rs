@@ -16,14 +16,24 @@ pub struct PodPermits {
     pub default_user: Option<String>,
     /// Whether pods keep the agent's capabilities and may gain others from set-user-ID programs.
     pub privileged: bool,
+    /// Names of services that pods may register; one that ends with `*` permits all that begin so.
+    pub services: Vec<String>,
 }
+
+/// Every service.
+pub const ANY_SERVICE: &str = "*";
 
 /// Every user but root.
 pub const ANY_BUT_ROOT: &str = "*";
 
 impl Default for PodPermits {
     fn default() -> Self {
-        PodPermits { users: vec![ANY_BUT_ROOT.to_owned()], default_user: None, privileged: false }
+        PodPermits {
+            users: vec![ANY_BUT_ROOT.to_owned()],
+            default_user: None,
+            privileged: false,
+            services: vec![ANY_SERVICE.to_owned()],
+        }
     }
 }
 
@@ -38,6 +48,15 @@ impl PodPermits {
             (None, Some(user)) => find(user, std::slice::from_ref(user)),
             (None, None) => Ok(None),
         }
+    }
+
+    /// Whether pods may register services of this name.
+    #[must_use]
+    pub fn may_register(&self, service: &str) -> bool {
+        self.services.iter().any(|permitted| match permitted.strip_suffix('*') {
+            Some(prefix) => service.starts_with(prefix),
+            None => service == permitted,
+        })
     }
 }
 

@@ -2,7 +2,7 @@ use rcfarm_store::Index;
 use rcfarm_store::time::{Clock as _, SystemClock};
 
 use super::super::driver::StartFailure;
-use super::super::health::Thresholds;
+use super::super::health_check::Thresholds;
 use super::super::test_settings;
 use super::*;
 
@@ -74,6 +74,30 @@ fn task(manifest: &str, data: &DataDir) -> PodTask {
 
 fn disk_is_full() -> StartFailure {
     StartFailure::Node("No space left on device".to_owned())
+}
+
+/// Twice in a row soon after its start. A long run ends that.
+#[test]
+fn process_that_ends_again_and_again_is_told_until_it_runs_for_long() {
+    let mut pod = Pod::new(ALWAYS);
+    pod.start();
+    pod.exits(None);
+    assert_eq!(pod.task.report().status.restarting, None, "once is no loop");
+    for state in [AgentPodState::Starting, AgentPodState::Running] {
+        pod.exits(None);
+        pod.process().state = state;
+        let how = pod.task.report().status.restarting;
+        assert!(how.is_some_and(|how| how.starts_with("main: exited with 1")), "{state:?}");
+    }
+    let second = Duration::from_secs(1);
+    let settles_at = pod.task.settle(second).unwrap();
+    assert!(settles_at > 60 * second);
+    assert_eq!(pod.task.settle(settles_at - second), Some(settles_at));
+    assert!(pod.task.report().status.restarting.is_some());
+    assert_eq!(pod.task.settle(settles_at), None);
+    assert_eq!(pod.task.report().status.restarting, None);
+    pod.exits(None);
+    assert_eq!(pod.task.settle(settles_at + second), None, "the count begins anew");
 }
 
 #[test]
