@@ -478,7 +478,8 @@ impl SchedulerController {
             rest + Duration::from_millis(1)
         });
         let for_room = |reason| {
-            matches!(reason, PodGroupReason::InsufficientCapacity | PodGroupReason::NoEligibleNodes)
+            use PodGroupReason::{InsufficientCapacity, NoEligibleNodes, Preempting};
+            matches!(reason, InsufficientCapacity | NoEligibleNodes | Preempting)
         };
         let waits = self.groups.values().any(|known| for_room(known.value.reason));
         let room = waits.then_some(ROOM_EVERY);

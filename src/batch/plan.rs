@@ -15,12 +15,14 @@
 
 mod adjust;
 mod cells;
+mod eviction;
 mod growth;
 mod known;
 mod memory;
 mod min_resources;
 mod passes;
 mod reconcile_existing;
+mod shapes;
 mod sizes;
 mod taken;
 #[cfg(test)]
@@ -30,10 +32,11 @@ mod waiting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use eviction::Preemption;
 pub use memory::PassMemory;
 use passes::Head;
+use shapes::{Rank, WaitingGroup};
 pub use waiting::positions;
-use waiting::{Rank, WaitingGroup};
 
 use super::bounds::Bounds;
 use super::placing::{
@@ -191,6 +194,7 @@ pub(super) struct Pass<'a, 'm> {
     /// Queues of the groups that were placed in this pass, with their nodes.
     bound: Vec<(QueueName, BTreeSet<NodeName>)>,
     placed: usize,
+    preemption: Preemption<'a>,
     /// Number of calls of [`Pass::due`].
     dues: usize,
 }
@@ -205,9 +209,10 @@ pub(super) struct Pass<'a, 'm> {
 pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     memory.begin(seen.fleet, seen.spec.packing);
     let (plan, blocked_by, heads) = (BatchPlan::default(), BTreeMap::new(), BTreeMap::new());
-    let mut pass =
-        Pass { seen, memory, plan, blocked_by, heads, bound: Vec::new(), placed: 0, dues: 0 };
+    let (bound, preemption, placed, dues) = (Vec::new(), Preemption::default(), 0, 0);
+    let mut pass = Pass { seen, memory, plan, blocked_by, heads, bound, placed, preemption, dues };
     let changes = pass.memory.known.changes(seen);
+    pass.preemption.stored = changes.preemption;
     for known in changes.charged {
         if let Some(queue) = &known.value.queue {
             pass.plan.usage.charge(seen.queues, queue, &known.value.charged);
@@ -219,6 +224,7 @@ pub fn plan(seen: &BatchObserved<'_>, memory: &mut PassMemory) -> BatchPlan {
     pass.reconcile_all(&changes.groups);
     pass.admit_all();
     pass.write_passes();
+    pass.evict_all();
     if !pass.plan.more {
         pass.grow_all(&changes.growing);
     }
@@ -484,6 +490,7 @@ impl<'a> Pass<'a, '_> {
         after.charged = place.charge();
         self.plan.usage.charge(queues, &c.queue, &after.charged);
         (after.not_before, after.passed, after.kept_until) = (None, 0, None);
+        (after.reservation, after.eviction) = (None, None);
         let phase = next(after.phase, Order::Admit, MemberState::TooFew);
         let reason = if is_large { PodGroupReason::Reserving } else { PodGroupReason::AsDesired };
         after.say(phase, reason, String::new(), self.seen.now);
@@ -510,7 +517,8 @@ impl<'a> Pass<'a, '_> {
 
     /// Handles a group that does not fit. In a FIFO queue it blocks those behind it, unless it exceeds a capability.
     fn block(&mut self, c: &Candidate<'a>, (reason, message): Why) {
-        if let Some(until) = c.known.and_then(|k| k.value.place_by).filter(|_| c.admitted) {
+        let until = c.known.and_then(|k| k.value.place_by).filter(|_| c.admitted);
+        if let Some(until) = until {
             self.due(until);
         }
         if !self.is_strict(&c.queue) {
@@ -568,12 +576,25 @@ impl<'a> Pass<'a, '_> {
         if !c.admitted {
             self.list(&c.queue, c.id, reason);
         }
-        let said = c
-            .known
-            .is_some_and(|k| k.value.reason == reason && k.value.queue.as_ref() == Some(&c.queue));
+        let said = c.known.is_some_and(|known| {
+            let is_old = match &message {
+                // Whom it waits for changes.
+                Message::Text(text) if reason == PodGroupReason::Preempting => {
+                    let mut shown = PodGroupStatus::default();
+                    shown.say(known.value.phase, reason, text.clone(), self.seen.now);
+                    known.value.message != shown.message
+                }
+                _ => known.value.reason != reason,
+            };
+            !is_old && known.value.queue.as_ref() == Some(&c.queue)
+        });
         if !said && self.plan.message_changes.len() < self.seen.bounds.message_changes {
             let mut after = c.status();
-            after.say(after.phase, reason, self.text(message), self.seen.now);
+            let mut text = self.text(message);
+            if let Some(eviction) = after.eviction.as_ref().filter(|_| after.placement.is_none()) {
+                text = format!("{eviction}; now: {text}");
+            }
+            after.say(after.phase, reason, text, self.seen.now);
             self.plan.message_changes.push(PlacementChange::of_status(c.id, c.known, after));
         }
     }

@@ -31,10 +31,11 @@ pub fn decode(value: &[u8]) -> Result<(CellConfig, CellModel), Vec<FieldError>> 
     Ok((config, model))
 }
 
-/// What a group holds.
+/// What a group holds, or reserves.
 #[must_use]
 pub fn held(status: &PodGroupStatus) -> Option<&AffinityGroupRecord> {
-    status.placement.as_ref()?.cells.as_deref()
+    let held = status.placement.as_ref().and_then(|place| place.cells.as_deref());
+    held.or(status.reservation.as_deref())
 }
 
 /// Groups that hold cells, with their records.
@@ -78,6 +79,13 @@ pub fn rebuild(
     CellScheduler::rebuild(Arc::clone(model), nodes, records, now)
 }
 
+/// Processors and memory: what cells do not count.
+#[must_use]
+pub fn basic(resources: &ResourceList) -> ResourceList {
+    let basic = [CPU, MEMORY].map(|name| (name, resources.amount(name)));
+    basic.into_iter().filter(|(_, amount)| *amount > 0).collect()
+}
+
 /// Nodes of the cells on which a pod of each task could run: their labels match, and processors and memory are free.
 #[must_use]
 pub fn suggested(
@@ -86,14 +94,8 @@ pub fn suggested(
     tasks: &[TaskSpec],
     capacity_of: impl Fn(&NodeName) -> ResourceList,
 ) -> BTreeSet<String> {
-    let wants: Vec<_> = tasks
-        .iter()
-        .map(|task| {
-            let basic = [CPU, MEMORY].map(|name| (name, task.resources.amount(name)));
-            let basic: ResourceList = basic.into_iter().filter(|(_, amount)| *amount > 0).collect();
-            (task.selector_or_all(), basic)
-        })
-        .collect();
+    let wants: Vec<_> =
+        tasks.iter().map(|task| (task.selector_or_all(), basic(&task.resources))).collect();
     let could_run = |name: &&str| {
         let Ok(node) = name.parse::<NodeName>() else { return false };
         let Some(labels) = fleet.labels.nodes.get(&node) else { return false };

@@ -89,6 +89,11 @@ impl CellPlan {
         &self.pods[self.slot]
     }
 
+    /// Whether the group has no reservation, or one that ends with this.
+    pub fn is_new(&self) -> bool {
+        self.step == Step::New
+    }
+
     pub(crate) fn request(&self) -> &Arc<GroupRequest> {
         &self.request
     }

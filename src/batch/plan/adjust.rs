@@ -230,8 +230,11 @@ impl Pass<'_, '_> {
         }
         let is_same = too_large.is_some() == (after.reason == PodGroupReason::InvalidRecord);
         if phase != after.phase || phase == PodGroupPhase::Unknown || !is_same {
+            let evicted = after.evicted().map(ToString::to_string);
             let reason = if too_large.is_some() {
                 PodGroupReason::InvalidRecord
+            } else if evicted.is_some() {
+                PodGroupReason::Evicted
             } else if phase == PodGroupPhase::Unknown {
                 PodGroupReason::MembersLost
             } else {
@@ -239,7 +242,7 @@ impl Pass<'_, '_> {
             };
             let record = self.seen.groups.get(id).and_then(|group| group.value.as_ref().ok());
             after.members = record.map(|record| record.members).unwrap_or_default();
-            after.say(phase, reason, too_large.unwrap_or_default(), self.seen.now);
+            after.say(phase, reason, too_large.or(evicted).unwrap_or_default(), self.seen.now);
         }
         if after != *known.value {
             let mut change = PlacementChange::of_status(id, Some(known), after);

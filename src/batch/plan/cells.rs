@@ -1,19 +1,19 @@
 //! Groups that ask for cells. They are placed by a [`CellScheduler`] that is rebuilt from the configuration, the nodes
-//! and what groups hold according to their statuses. It is kept as long as none of these changes. Nobody's pods are
-//! stopped for a group: one that would need that waits.
+//! and what groups hold according to their statuses. It is kept as long as none of these changes. A group that needs what
+//! groups of lower priority use reserves it (`plan/eviction.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Asked, Candidate, Message, Pass, Why};
-use crate::batch::placing::{PlacementChange, VersionedStatus};
+use crate::batch::placing::{PlacementChange, VersionedStatus, placement};
 use crate::placement::capacity::{GangPlacement, IndexVersion};
-use crate::placement::cells::{self, Holders};
-use rcfarm_api::Index;
+use crate::placement::cells::{self, Holders, basic};
 use rcfarm_api::cells::{AffinityGroupRecord, CellRequest, GroupKey};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec, TaskSpec};
-use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
+use rcfarm_api::pod_group::status::{PlacementState, PodGroupReason, PodGroupStatus};
+use rcfarm_api::{Index, ResourceList};
 use rcfarm_cells::{
     CellDecision, CellHealthiness, CellModel, CellPlan, CellScheduler, GroupRequest, PodRequest,
 };
@@ -37,13 +37,26 @@ pub(super) struct KnownCells {
     steps: usize,
     /// Requests that had no place, until a node changes or a group is placed.
     no_place: BTreeMap<Request, (PodGroupReason, String)>,
-    /// Nodes for tasks, until a node changes.
-    suggested: BTreeMap<Vec<TaskSpec>, Arc<BTreeSet<String>>>,
+    /// Nodes for tasks, until a node or a group changes: as they are, or once a group has preempted others.
+    suggested: BTreeMap<SuggestedFor, Arc<BTreeSet<String>>>,
     version: Option<IndexVersion>,
 }
 
 /// What decides where a group is placed: its virtual cluster, its request in JSON, its tasks.
 type Request = (String, String, Vec<TaskSpec>);
+
+/// What decides whom a group may preempt: its virtual cluster and priority.
+type Preemptor = (String, i32);
+
+/// For which tasks nodes are suggested, and for which preemptor.
+type SuggestedFor = (Vec<TaskSpec>, Option<Preemptor>);
+
+/// Whether a group may preempt another one.
+fn may_preempt(by: &GroupRequest, other: &AffinityGroupRecord) -> bool {
+    let is_lent = other.request.priority < 0 || other.lazy_preemption.is_some();
+    let is_own = other.request.key.virtual_cluster == by.key.virtual_cluster;
+    by.priority >= 0 && (is_lent || is_own && other.request.priority < by.priority)
+}
 
 impl KnownCells {
     /// Nodes compared in a pass.
@@ -60,19 +73,66 @@ impl KnownCells {
         }
     }
 
-    fn scheduler(&self) -> Option<&CellScheduler> {
+    pub(super) fn scheduler(&self) -> Option<&CellScheduler> {
         self.now.as_ref().or(self.base.as_ref())
+    }
+
+    /// Takes over the cells as a change of this pass leaves them.
+    pub(super) fn went_on(&mut self, after: CellScheduler) {
+        self.now = Some(after);
+        self.no_place.clear();
+    }
+
+    /// The stored group that holds or reserves cells under a name.
+    pub(super) fn holder(&self, key: &GroupKey) -> Option<GroupId> {
+        let is_it = |(_, status): &&(GroupId, Arc<PodGroupStatus>)| {
+            cells::held(status).is_some_and(|record| record.request.key == *key)
+        };
+        self.holders.iter().find(is_it).map(|(id, _)| id.clone())
+    }
+
+    /// What groups have on each node, by what they hold.
+    fn asks_of(
+        &self,
+        of: impl Fn(&AffinityGroupRecord) -> bool,
+    ) -> BTreeMap<NodeName, ResourceList> {
+        let mut asks: BTreeMap<NodeName, ResourceList> = BTreeMap::new();
+        for (_, status) in &self.holders {
+            let Some(place) = status.placement.as_ref() else { continue };
+            if !place.cells.as_deref().is_some_and(&of) {
+                continue;
+            }
+            for (task, _, node) in place.placed() {
+                if let Some(more) = place.asks.get(task) {
+                    asks.entry(node.clone()).or_default().add(more);
+                }
+            }
+        }
+        asks
     }
 }
 
-/// A place for a group.
+/// What a pass does about a group.
+enum Decided {
+    Place(CellPlan),
+    /// Reserve the cells; the text says who has to go.
+    Reserve(CellPlan, String),
+    /// The victims of its reservation have not gone yet.
+    Await(String),
+}
+
+/// A place for a group, or what it reserves.
 struct Found {
+    /// Who has to go first.
+    awaits: Option<String>,
     nodes: GangPlacement,
     record: AffinityGroupRecord,
     /// The cells once it is placed.
     after: CellScheduler,
     /// Groups that run on as opportunistic, with what they hold then.
     downgraded: Vec<(GroupId, AffinityGroupRecord)>,
+    /// Reservations that end.
+    overridden: Vec<PlacementChange>,
 }
 
 fn invalid(text: impl Into<String>) -> Why {
@@ -84,7 +144,7 @@ fn insufficient(text: String) -> Why {
 }
 
 impl<'a> Pass<'a, '_> {
-    /// Places a group in cells, or sets its reason.
+    /// Places a group in cells, reserves them, or sets its reason.
     pub(super) fn admit_to_cells(
         &mut self,
         c: &Candidate<'a>,
@@ -92,32 +152,51 @@ impl<'a> Pass<'a, '_> {
         asked: &Asked,
     ) {
         self.plan.asks_cells = true;
+        if self.is_changed(c.id) {
+            // Its reservation was overridden.
+            return;
+        }
         let found = match self.check_queue(c, asked) {
             Ok(()) => self.find_cells(c, request),
             Err(why) => Err(why),
         };
         let found = match found {
             Ok(found) => found,
+            Err(why) if why.0 == PodGroupReason::Preempting => return self.block(c, why),
+            Err(why) if c.known.is_some_and(|known| known.value.reservation.is_some()) => {
+                return self.end_reservation(c, why);
+            }
             Err(why) => return self.block(c, why),
         };
         let (placed, at) = (self.placed, self.plan.changes.len());
-        self.bind(c, &found.nodes, Some(found.record));
+        match found.awaits {
+            Some(text) => self.reserve(c, asked, found.record, text),
+            None => self.bind(c, &found.nodes, Some(found.record)),
+        }
         if self.placed == placed {
             // A node lacks something that cells do not count: the group waits.
             return;
         }
-        self.memory.cells.now = Some(found.after);
-        self.memory.cells.no_place.clear();
+        self.memory.cells.went_on(found.after);
+        let mut before = found.overridden;
         for (id, record) in found.downgraded {
             let Some(known) = self.seen.statuses.get(&id) else { continue };
             let mut after = (*known.value).clone();
             if let Some(place) = &mut after.placement {
                 place.cells = Some(Box::new(record));
             }
-            let change = PlacementChange::of_status(&id, Some(known), after);
-            // Before the group that takes its cells: without that group it gets them back.
-            self.plan.changes.insert(at, change);
+            before.push(PlacementChange::of_status(&id, Some(known), after));
         }
+        for change in &before {
+            if let Some(known) =
+                change.before.as_ref().filter(|known| known.value.reservation.is_some())
+                && let Some(queue) = &known.value.queue
+            {
+                self.plan.usage.discharge(self.seen.queues, queue, &known.value.charged);
+            }
+        }
+        // Before the group that takes the cells: without that group the others get them back.
+        self.plan.changes.splice(at..at, before);
     }
 
     /// The group's place in the cells.
@@ -146,24 +225,39 @@ impl<'a> Pass<'a, '_> {
             (group.key.virtual_cluster, json, spec.tasks.clone())
         };
         let key = &request.group.key;
-        let scheduler = self.memory.cells.scheduler();
-        if scheduler.is_some_and(|scheduler| scheduler.group(key).is_some()) {
+        let held = self.memory.cells.scheduler().and_then(|scheduler| scheduler.group(key));
+        let reserved = held.map(|group| Arc::clone(&group.request));
+        if reserved.is_some() && self.memory.cells.holder(key).as_ref() != Some(c.id) {
             return Err(invalid(format!(
                 "spec.cells: another PodGroup is the affinity group {key}"
             )));
         }
+        // A pod never runs where its task's selector does not match.
+        let group = GroupRequest { ignore_suggested_nodes: false, ..request.group.clone() };
+        if reserved.as_ref().is_some_and(|reserved| **reserved != group) {
+            return Err(insufficient("its request has changed".to_owned()));
+        }
         self.memory.cells.follow(self.memory.index.version());
-        if let Some((reason, text)) = self.memory.cells.no_place.get(&asked) {
+        let known = self.memory.cells.no_place.get(&asked).filter(|_| reserved.is_none());
+        if let Some((reason, text)) = known {
             return Err((*reason, Message::Text(text.clone())));
         }
-        let decided = self.decide(c, request, model);
+        let decided = self.decide(c, group, model, reserved.is_some());
         if let Err((reason, Message::Text(text))) = &decided
             && *reason == PodGroupReason::InsufficientCapacity
+            && reserved.is_none()
         {
             self.memory.cells.no_place.insert(asked, (*reason, text.clone()));
         }
-        let plan = decided?;
+        let (plan, awaits) = match decided? {
+            Decided::Place(plan) => (plan, None),
+            Decided::Reserve(plan, text) => (plan, Some(text)),
+            Decided::Await(text) => {
+                return Err((PodGroupReason::Preempting, Message::Text(text)));
+            }
+        };
         let downgraded = self.downgraded(&plan)?;
+        let overridden = self.overridden(&plan.cancels, c.id)?;
         let (nodes, names) = assign(spec, &plan, &slots).map_err(invalid)?;
         let changed = || insufficient("the cells have changed meanwhile".to_owned());
         let mut after = self.memory.cells.scheduler().cloned().ok_or_else(changed)?;
@@ -172,63 +266,140 @@ impl<'a> Pass<'a, '_> {
         let downgraded =
             downgraded.into_iter().filter_map(|(id, key)| Some((id, after.record(&key)?)));
         let downgraded = downgraded.collect();
-        Ok(Found { nodes, record, after, downgraded })
+        if awaits.is_some() {
+            let mut place = placement(spec, &nodes, PlacementState::Bound);
+            place.cells = Some(Box::new(record.clone()));
+            if let Some(too_large) = self.too_large(&place) {
+                return Err(invalid(too_large));
+            }
+        }
+        Ok(Found { awaits, nodes, record, after, downgraded, overridden })
     }
 
-    /// Where the group would be placed. It changes nothing.
+    /// Where the group would be placed. It changes nothing. `is_reserved`: it has a reservation.
     ///
     /// # Errors
     /// Why it has no place.
     fn decide(
         &mut self,
         c: &Candidate<'a>,
-        request: &CellRequest,
+        group: GroupRequest,
         model: &CellModel,
-    ) -> Result<CellPlan, Why> {
-        let suggested = self.suggested(&c.record.spec.tasks, model);
-        self.memory.cells.steps += model.nodes().count();
-        let Some(scheduler) = self.memory.cells.scheduler() else {
-            return Err(insufficient("the cells are not known yet".to_owned()));
-        };
-        // A pod never runs where its task's selector does not match.
-        let group = GroupRequest { ignore_suggested_nodes: false, ..request.group.clone() };
+        is_reserved: bool,
+    ) -> Result<Decided, Why> {
+        let tasks = &c.record.spec.tasks;
         let pod = PodRequest { group, member: 0 };
-        let decision = scheduler.plan(&pod, &c.id.to_string(), Some(&suggested));
-        match decision.map_err(|bad| invalid(format!("spec.cells: {bad}")))? {
-            CellDecision::Bind(plan) => Ok(plan),
-            CellDecision::Preempt(plan) => {
-                let victims: Vec<String> =
-                    plan.victims.iter().take(MOST_NAMED).map(GroupKey::to_string).collect();
-                let text = format!(
-                    "chain {}: it waits for the end of {} groups of lower priority: {}",
-                    plan.chain,
-                    plan.victims.len(),
-                    victims.join(", ")
-                );
-                Err(insufficient(text))
+        let mut made = self.ask(c, &pod, model, is_reserved)?;
+        let is_guaranteed = pod.group.priority >= 0;
+        if let (CellDecision::Wait(_), true, false) = (&made, is_guaranteed, is_reserved) {
+            // Processors and memory of those who would have to go count as free.
+            let preempting = self.ask(c, &pod, model, true)?;
+            if matches!(preempting, CellDecision::Preempt(_)) {
+                made = preempting;
             }
+        }
+        let plan = match made {
+            CellDecision::Bind(plan) => return Ok(Decided::Place(plan)),
+            CellDecision::Preempt(plan) => plan,
             CellDecision::Wait(wait) => {
                 let text = |of: &rcfarm_cells::ChainReason| match &*of.chain {
                     "" => of.reason.clone(),
                     chain => format!("chain {chain}: {}", of.reason),
                 };
                 let texts: Vec<String> = wait.reasons.iter().map(text).collect();
-                Err(insufficient(texts.join("; ")))
+                return Err(insufficient(texts.join("; ")));
             }
+        };
+        let victims: Vec<String> =
+            plan.victims.iter().take(MOST_NAMED).map(GroupKey::to_string).collect();
+        let text = format!(
+            "chain {}: it waits for the end of {} of lower priority: {}",
+            plan.chain,
+            if plan.victims.len() == 1 { "a group" } else { "groups" },
+            victims.join(", ")
+        );
+        if !plan.is_new() {
+            return Ok(Decided::Await(text));
+        }
+        match self.lacks_after(&plan, tasks, &c.record.spec) {
+            Some(lack) => Err(insufficient(format!("{text}; {lack} even then"))),
+            None => Ok(Decided::Reserve(plan, text)),
         }
     }
 
-    /// Nodes on which a pod of each task could run.
-    fn suggested(&mut self, tasks: &[TaskSpec], model: &CellModel) -> Arc<BTreeSet<String>> {
+    /// What the scheduler decides. `preempting`: as if those whom the group may preempt had no processors and no memory.
+    ///
+    /// # Errors
+    /// The request cannot be right.
+    fn ask(
+        &mut self,
+        c: &Candidate<'a>,
+        pod: &PodRequest,
+        model: &CellModel,
+        preempting: bool,
+    ) -> Result<CellDecision, Why> {
+        let by = preempting.then_some(&pod.group);
+        let suggested = self.suggested(&c.record.spec.tasks, model, by);
+        self.memory.cells.steps += model.nodes().count();
+        let Some(scheduler) = self.memory.cells.scheduler() else {
+            return Err(insufficient("the cells are not known yet".to_owned()));
+        };
+        let decision = scheduler.plan(pod, &c.id.to_string(), Some(&suggested));
+        decision.map_err(|bad| invalid(format!("spec.cells: {bad}")))
+    }
+
+    /// The first node that has too few processors or too little memory for the group once its victims have gone.
+    fn lacks_after(
+        &self,
+        plan: &CellPlan,
+        tasks: &[TaskSpec],
+        spec: &PodGroupSpec,
+    ) -> Option<String> {
+        let freed = self.memory.cells.asks_of(|record| plan.victims.contains(&record.request.key));
+        let slots = slots(spec, spec.cells.as_ref()?).ok()?;
+        let (nodes, _) = assign(spec, plan, &slots).ok()?;
+        let mut wanted: BTreeMap<&NodeName, ResourceList> = BTreeMap::new();
+        for (task, nodes) in &nodes.tasks {
+            let of = tasks.iter().find(|one| one.name == *task).map(|one| basic(&one.resources))?;
+            nodes.iter().for_each(|node| wanted.entry(node).or_default().add(&of));
+        }
+        let capacities = self.memory.index.node_capacities();
+        wanted.into_iter().find_map(|(node, wanted)| {
+            let mut free = capacities.of(node).free();
+            if let Some(freed) = freed.get(node) {
+                free.add(freed);
+            }
+            let lacks = !wanted.is_zero() && !free.fits(&wanted);
+            lacks.then(|| format!("node {node} has no room for {wanted}"))
+        })
+    }
+
+    /// Nodes on which a pod of each task could run; `by`: once a group has preempted all whom it may preempt.
+    fn suggested(
+        &mut self,
+        tasks: &[TaskSpec],
+        model: &CellModel,
+        by: Option<&GroupRequest>,
+    ) -> Arc<BTreeSet<String>> {
         let index = &self.memory.index;
         let cells = &mut self.memory.cells;
-        if let Some(known) = cells.suggested.get(tasks) {
+        let of = by.map(|by| (by.key.virtual_cluster.clone(), by.priority));
+        let asked = (tasks.to_vec(), of);
+        if let Some(known) = cells.suggested.get(&asked) {
             return Arc::clone(known);
         }
-        let free = |node: &NodeName| index.node_capacities().of(node).free();
+        let freed =
+            by.map(|by| cells.asks_of(|record| may_preempt(by, record))).unwrap_or_default();
+        let free = |node: &NodeName| {
+            let mut free = index.node_capacities().of(node).free();
+            if let Some(freed) = freed.get(node) {
+                free.add(freed);
+            }
+            free
+        };
         let found = Arc::new(cells::suggested(model, self.seen.fleet, tasks, free));
         cells.steps += model.nodes().count();
-        cells.suggested.insert(tasks.to_vec(), Arc::clone(&found));
+        cells.suggested.insert(asked, Arc::clone(&found));
         found
     }
 
@@ -239,10 +410,7 @@ impl<'a> Pass<'a, '_> {
     fn downgraded(&mut self, plan: &CellPlan) -> Result<Vec<(GroupId, GroupKey)>, Why> {
         let mut found = Vec::new();
         for key in &plan.downgrades {
-            let is_it = |(_, status): &&(GroupId, Arc<PodGroupStatus>)| {
-                cells::held(status).is_some_and(|record| record.request.key == *key)
-            };
-            let holder = self.memory.cells.holders.iter().find(is_it).map(|(id, _)| id.clone());
+            let holder = self.memory.cells.holder(key);
             let is_free = |id: &GroupId| self.plan.changes.iter().all(|change| change.id != *id);
             match holder.filter(is_free) {
                 Some(id) => found.push((id, key.clone())),
@@ -256,7 +424,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Makes the scheduler that of what is stored, once in a pass.
-    fn follow_cells(&mut self, config: Index, model: &Arc<CellModel>) {
+    pub(super) fn follow_cells(&mut self, config: Index, model: &Arc<CellModel>) {
         let pass = self.memory.pass();
         if self.memory.cells.pass == pass {
             return;
@@ -287,6 +455,7 @@ impl<'a> Pass<'a, '_> {
             let (scheduler, _) = cells::rebuild(model, &health, &records, self.seen.now);
             drop(records);
             known.no_place.clear();
+            known.suggested.clear();
             known.steps += health.len();
             (known.base, known.config) = (Some(scheduler), config);
             (known.health, known.holders) = (health, holders);

@@ -7,7 +7,8 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 use super::BatchObserved;
-use super::waiting::{Rank, Shapes, WaitingGroup};
+use super::eviction::takes_part;
+use super::shapes::{Rank, Shapes, WaitingGroup};
 use crate::batch::placing::VersionedStatus;
 use crate::batch::queues::Queues;
 use crate::cluster::queues::StoredGroup;
@@ -45,6 +46,8 @@ struct KnownGroup {
     /// Whether its queue is charged.
     is_charged: bool,
     may_grow: bool,
+    /// Whether it reserves cells, is evicted, or has a guarantee to get back.
+    takes_part: bool,
 }
 
 impl KnownGroup {
@@ -80,12 +83,17 @@ pub(super) struct Changes<'a> {
     pub(super) charged: Vec<&'a VersionedStatus>,
     /// Groups that may lack members, those of `groups` included.
     pub(super) growing: Vec<(&'a GroupId, &'a VersionedStatus)>,
+    /// Statuses with a reservation, an eviction, or a guarantee to get back.
+    pub(super) preemption: Vec<(&'a GroupId, &'a VersionedStatus)>,
 }
 
 impl<'a> Changes<'a> {
     fn enter(&mut self, group: ChangedGroup<'a>) {
         if let Some(known) = group.known {
             self.growing.push((group.id, known));
+            if takes_part(&known.value) {
+                self.preemption.push((group.id, known));
+            }
             if known.value.phase.is_admitted() {
                 self.charged.push(known);
             }
@@ -137,6 +145,9 @@ where
             }
             if group.may_grow {
                 self.changes.growing.push((id, known));
+            }
+            if group.takes_part {
+                self.changes.preemption.push((id, known));
             }
         }
         true
@@ -196,6 +207,7 @@ impl KnownGroups {
             rank: rank.map(Box::new),
             is_charged: group.known.is_some_and(|known| known.value.phase.is_admitted()),
             may_grow,
+            takes_part: group.known.is_some_and(|known| takes_part(&known.value)),
         });
     }
 

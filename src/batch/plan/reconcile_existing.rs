@@ -316,8 +316,8 @@ impl<'a> Pass<'a, '_> {
         }
         if !record.is_some_and(|record| self.still_wanted(id, known, &record.spec)) {
             let after = (*known.value).clone();
-            let then =
-                if group.is_some() { PodGroupPhase::Inqueue } else { PodGroupPhase::Pending };
+            let is_kept = group.is_some() && known.value.eviction.is_none();
+            let then = if is_kept { PodGroupPhase::Inqueue } else { PodGroupPhase::Pending };
             return self.begin_release(id, known, after, then, PodGroupReason::Releasing);
         }
         let rest = missing(&self.seen.fleet.node_capacities, id, members(id, place));
@@ -359,6 +359,7 @@ impl<'a> Pass<'a, '_> {
         let counts = place.counts();
         let has = |task: &str| counts.get(task).copied().unwrap_or(0);
         spec.hold.is_none()
+            && known.value.eviction.is_none()
             && spec.least_to_place().into_iter().all(|(task, least)| has(task) >= least)
             && spec.round == known.value.round
             && lost.is_empty()
@@ -381,7 +382,7 @@ impl<'a> Pass<'a, '_> {
                 return None;
             }
         };
-        let order = self.order(status, record);
+        let order = self.order(id, status, record);
         if order == Order::Keep && status.phase == PodGroupPhase::Pending {
             return Some(self.candidate(id, group, record, Some(known)));
         }
@@ -396,8 +397,11 @@ impl<'a> Pass<'a, '_> {
                 }
             }
             (_, None) => {
-                if let Some(until) = status.place_by {
-                    self.due(until);
+                match status.place_by {
+                    Some(until) if until > self.seen.now => self.due(until),
+                    // Its victims are being stopped.
+                    Some(_) => self.extend(id, known, &record.spec),
+                    None => {}
                 }
                 return Some(self.candidate(id, group, record, Some(known)));
             }
@@ -416,7 +420,7 @@ impl<'a> Pass<'a, '_> {
     ) {
         let spec = &record.spec;
         let mut after = PodGroupStatus { members: record.members, ..(*known.value).clone() };
-        after.round = spec.round;
+        (after.round, after.reservation) = (spec.round, None);
         after.owner_uid = spec.owner.as_ref().map(|owner| owner.uid.clone());
         after.place_by = phase.is_admitted().then(|| self.timeout(spec));
         // It is placed again in the next pass; lower groups of the queue that is charged wait.
@@ -426,7 +430,8 @@ impl<'a> Pass<'a, '_> {
         self.release_placement(id, known, after, phase);
     }
 
-    /// Puts an admitted group back into its queue: it is on hold, or found no nodes in time.
+    /// Puts an admitted group back into its queue: it is on hold, another group takes its room, or it found no nodes in
+    /// time.
     fn requeue(
         &mut self,
         id: &GroupId,
@@ -435,12 +440,22 @@ impl<'a> Pass<'a, '_> {
         phase: PodGroupPhase,
     ) {
         let mut after = PodGroupStatus { members: record.members, ..(*known.value).clone() };
-        let after = match &record.spec.hold {
-            Some(hold) => {
+        (after.reservation, after.place_by) = (None, None);
+        let evicted = after.evicted().map(ToString::to_string);
+        let after = match (&record.spec.hold, evicted) {
+            (Some(hold), _) => {
                 after.say(known.value.phase, hold.reason, hold.message.clone(), self.seen.now);
                 after
             }
-            None => {
+            (None, Some(why)) => {
+                if self.is_strict(&record.spec.queue) {
+                    // It keeps its place.
+                    self.blocked_by.insert(record.spec.queue.clone(), id.clone());
+                }
+                after.say(known.value.phase, PodGroupReason::Evicted, why, self.seen.now);
+                after
+            }
+            (None, None) => {
                 if self.is_strict(&record.spec.queue) {
                     // It is placed again in the next pass.
                     self.blocked_by.insert(record.spec.queue.clone(), id.clone());
@@ -471,19 +486,24 @@ impl<'a> Pass<'a, '_> {
             self.blocked_by.insert(queue.clone(), id.clone());
         }
         let mut after = PodGroupStatus { members: record.members, ..status.clone() };
+        after.eviction = None;
         after.say(status.phase, PodGroupReason::AsDesired, String::new(), self.seen.now);
         self.release_placement(id, known, after, phase);
     }
 
     /// What to do about a group, before its members are counted.
-    fn order(&self, status: &PodGroupStatus, record: &PodGroupRecord) -> Order {
+    fn order(&self, id: &GroupId, status: &PodGroupStatus, record: &PodGroupRecord) -> Order {
         let (spec, members) = (&record.spec, &record.members);
         let alive = members.bound + members.running + members.releasing;
         let late = status.placement.is_none()
             && status.phase.is_admitted()
-            && status.place_by.is_some_and(|until| until <= self.seen.now);
+            && status.place_by.is_some_and(|until| until <= self.seen.now)
+            && !(status.reservation.is_some() && self.victims_stop(id));
         // Pods keep their nodes: the owner removes them first.
-        let held = spec.hold.is_some() && alive == 0 && status.phase.is_admitted();
+        let is_evicted = status.evicted().is_some()
+            && self.counts(status, record, Order::Keep) != MemberState::AllEnded;
+        let is_leaving = spec.hold.is_some() || is_evicted;
+        let held = is_leaving && alive == 0 && status.phase.is_admitted();
         match () {
             () if held || late => Order::Requeue,
             () if spec.round > status.round && status.phase != PodGroupPhase::Pending => {
@@ -568,6 +588,7 @@ impl<'a> Pass<'a, '_> {
         if has_no_place {
             self.apply_release(id, &after, &[]);
             (after.charged, after.place_by) = (ResourceList::default(), None);
+            after.reservation = None;
         }
         let phase = if has_no_place { PodGroupPhase::Pending } else { after.phase };
         after.say(phase, PodGroupReason::InvalidRecord, FieldError::list(bad), self.seen.now);

@@ -6,6 +6,7 @@ mod large;
 mod min_resources;
 mod order;
 mod passed;
+mod preemption;
 mod properties;
 mod waiting;
 

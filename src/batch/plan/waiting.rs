@@ -1,25 +1,20 @@
-//! The order of groups that wait, and their shapes. Waiting groups of one queue that ask for the same have one shape:
-//! whether it surely does not fit is found once in a pass, and again after each change that the pass makes.
+//! The order of groups that wait, and whether a group surely waits on.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use super::shapes::{Answer, Rank, Request, WaitingGroup};
 use super::{Asked, Candidate, GroupStatuses, Pass, missing_class};
 use crate::batch::queues::Queues;
 use crate::cluster::queues::StoredGroups;
 use crate::placement::capacity::IndexVersion;
-use rcfarm_api::Index;
 use rcfarm_api::ids::QueueName;
-use rcfarm_api::pod_group::spec::{GroupId, TaskSpec};
+use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
 use rcfarm_api::queue::status::WAITING_LISTED;
 
 /// Passes after which a shape asks again for what it knows: what nobody asks for is forgotten.
 const ASKED_EVERY: u64 = super::memory::PASSES_KEPT / 2;
-
-/// Order of admission: priority of the queue, admitted groups first, priority of the group, waiting time, name.
-pub(super) type Rank = (Reverse<i64>, Reverse<bool>, Reverse<i64>, Index, GroupId);
 
 pub(super) fn rank(queues: &Queues, c: &Candidate<'_>) -> Rank {
     let queue = queues.0.get(&c.queue).map_or(0, |queue| queue.spec.priority);
@@ -50,74 +45,6 @@ pub fn positions(
         (queue, waiting.into_iter().map(|c| c.id.clone()).collect())
     };
     all.into_iter().map(in_order).collect()
-}
-
-/// A group that waits for a placement, by its rank.
-#[derive(Debug)]
-pub(super) struct WaitingGroup {
-    /// `None`: it is examined in each pass.
-    shape: Option<usize>,
-    /// Reason in its status, if that names its queue.
-    said: Option<PodGroupReason>,
-}
-
-/// What the groups of a shape ask for.
-#[derive(Debug)]
-struct Request {
-    queue: QueueName,
-    asked: Asked,
-}
-
-#[derive(Debug)]
-struct Shape {
-    request: Arc<Request>,
-    /// Number of the state of a pass that `answer` is of.
-    state: u64,
-    answer: Answer,
-    /// Version of the nodes and pass in which it was found to have no room, and why.
-    no_room: Option<(IndexVersion, u64, PodGroupReason)>,
-    /// Version of the emptied nodes, and whether it fits on them.
-    fits_empty: Option<(IndexVersion, bool)>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Answer {
-    /// Why groups of the shape wait; `None`: they are examined one by one.
-    reason: Option<PodGroupReason>,
-    /// Whether the queue's list of waiting groups is complete.
-    is_listed: bool,
-}
-
-/// Shapes of waiting groups.
-#[derive(Debug, Default)]
-pub(super) struct Shapes {
-    all: Vec<Shape>,
-    /// By queue, tasks and, if there are several tasks, the group: its name decides among equal nodes.
-    places: BTreeMap<(QueueName, Vec<TaskSpec>, Option<GroupId>), usize>,
-    /// Changes with each pass and with each change in a pass that may change an answer.
-    state: u64,
-}
-
-impl Shapes {
-    pub(super) fn begin(&mut self) {
-        self.state += 1;
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Number of the shape of a group that asks a queue for this.
-    fn place(&mut self, id: &GroupId, queue: &QueueName, asked: Asked) -> usize {
-        let name = (asked.gang.tasks.len() > 1).then(|| id.clone());
-        let key = (queue.clone(), asked.gang.tasks.clone(), name);
-        *self.places.entry(key).or_insert_with(|| {
-            let request = Arc::new(Request { queue: queue.clone(), asked });
-            let (answer, no_room, fits_empty) = (Answer::default(), None, None);
-            self.all.push(Shape { request, state: 0, answer, no_room, fits_empty });
-            self.all.len() - 1
-        })
-    }
 }
 
 impl<'a> Pass<'a, '_> {

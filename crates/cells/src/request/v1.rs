@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadRequest, GroupRequest, Members, PodRequest, check_priority, count, some};
 use crate::config::{or_default, text_or_number};
-use crate::group::GroupKey;
+use rcfarm_api::cells::GroupKey;
 
 /// HiveD's annotation, version 1.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use super::{
     BadRequest, GroupRequest, Members, NestedGroup, PodRequest, check_priority, count, some,
 };
 use crate::config::{or_default, text_or_number};
-use crate::group::GroupKey;
+use rcfarm_api::cells::GroupKey;
 
 /// Most levels of nested groups.
 const MAX_DEPTH: usize = 32;

@@ -13,10 +13,10 @@ use rcfarm_api::allocation::{Allocation, AllocationOwner};
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupPhase, PodGroupReason};
 
-const NODE: &str = "cpu=8,memory=8Gi,gpu=4";
+pub(super) const NODE: &str = "cpu=8,memory=8Gi,gpu=4";
 
 /// Nodes n0 to n3 of two pairs of devices, in two racks. A has a rack, B a node and a pinned one.
-fn config() -> Value {
+pub(super) fn config() -> Value {
     let node = |name: &str| json!({"cellAddress": name});
     json!({
         "physicalCluster": {
@@ -40,7 +40,7 @@ fn config() -> Value {
 }
 
 /// A request of `pods` pods of `devices` devices.
-fn request(vc: &str, name: &str, priority: i64, (pods, devices): (u32, u32)) -> Value {
+pub(super) fn request(vc: &str, name: &str, priority: i64, (pods, devices): (u32, u32)) -> Value {
     json!({
         "group": {"key": {"virtualCluster": vc, "name": name}, "priority": priority,
             "ignoreSuggestedNodes": true, "members": [{"pods": pods, "cells": devices}]},
@@ -48,30 +48,30 @@ fn request(vc: &str, name: &str, priority: i64, (pods, devices): (u32, u32)) -> 
     })
 }
 
-fn tasks((pods, devices): (u32, u32)) -> Value {
+pub(super) fn tasks((pods, devices): (u32, u32)) -> Value {
     json!([{"name": "w", "replicas": pods, "resources": {"gpu": devices, "cpu": "1"}}])
 }
 
 impl TestScheduler {
-    fn with_cells(nodes: usize) -> TestScheduler {
+    pub(super) fn with_cells(nodes: usize) -> TestScheduler {
         let mut sched = TestScheduler::new(&vec![NODE; nodes]);
         sched.configure(&config());
         sched
     }
 
-    fn configure(&mut self, config: &Value) {
+    pub(super) fn configure(&mut self, config: &Value) {
         let value = decode(config.to_string().as_bytes()).map(|(_, model)| Arc::new(model));
         let index = self.next_index();
         self.cells = Some(Arc::new(StoredCells { index, created: index, value }));
     }
 
-    fn cell_group(&mut self, name: &str, vc: &str, priority: i64, shape: (u32, u32)) {
+    pub(super) fn cell_group(&mut self, name: &str, vc: &str, priority: i64, shape: (u32, u32)) {
         let cells = request(vc, name, priority, shape);
         self.group(name, json!({"tasks": tasks(shape), "cells": cells}));
     }
 
     /// Devices of each pod of a group by node, from the nodes' allocations.
-    fn devices(&self, name: &str) -> BTreeMap<String, Vec<u32>> {
+    pub(super) fn devices(&self, name: &str) -> BTreeMap<String, Vec<u32>> {
         let owner = AllocationOwner::of_group(&id(name));
         let mut found: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for (node, room) in self.fleet.node_capacities.iter() {
@@ -83,11 +83,11 @@ impl TestScheduler {
         found
     }
 
-    fn why(&self, name: &str) -> (PodGroupReason, &str) {
+    pub(super) fn why(&self, name: &str) -> (PodGroupReason, &str) {
         (self.status(name).reason, &self.status(name).message)
     }
 
-    fn delete(&mut self, name: &str) {
+    pub(super) fn delete(&mut self, name: &str) {
         self.groups.remove(&id(name));
         self.run();
     }
@@ -103,7 +103,7 @@ impl TestScheduler {
     }
 }
 
-fn on(places: &[(&str, &[u32])]) -> BTreeMap<String, Vec<u32>> {
+pub(super) fn on(places: &[(&str, &[u32])]) -> BTreeMap<String, Vec<u32>> {
     places.iter().map(|(node, devices)| ((*node).to_owned(), devices.to_vec())).collect()
 }
 
@@ -160,26 +160,6 @@ fn cells_of_a_group_that_has_gone_are_free_again() {
     assert_eq!(sched.devices("two").len(), 2);
 }
 
-/// Its victims are not stopped yet: it waits for them, and says for whom.
-#[test]
-fn guaranteed_group_waits_for_opportunistic_ones_and_names_them() {
-    let mut sched = TestScheduler::with_cells(4);
-    for n in 0..4 {
-        sched.cell_group(&format!("lent-{n}"), "A", -1, (1, 4));
-        sched.run();
-    }
-    sched.cell_group("own", "B", 0, (1, 4));
-    sched.run();
-    let (reason, message) = sched.why("own");
-    assert_eq!(reason, PodGroupReason::InsufficientCapacity);
-    assert!(message.contains("A/lent-"), "{message}");
-    for n in 0..4 {
-        sched.delete(&format!("lent-{n}"));
-    }
-    sched.run();
-    assert_eq!(sched.devices("own").len(), 1);
-}
-
 #[test]
 fn group_of_higher_priority_takes_the_cells_of_a_lazy_one_that_runs_on() {
     let mut sched = TestScheduler::with_cells(6);
@@ -208,6 +188,9 @@ fn group_of_higher_priority_takes_the_cells_of_a_lazy_one_that_runs_on() {
     assert_eq!(sched.devices("lazy"), before, "it runs on where it is");
     assert_eq!(held(&sched, "first").pods[0].cell.as_deref(), Some("C/0"));
     assert_eq!(sched.devices("first").len(), 1);
+    sched.delete("first");
+    sched.run();
+    assert_eq!(held(&sched, "lazy").lazy_preemption, None, "its guarantee is back");
 }
 
 #[test]
