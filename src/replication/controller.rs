@@ -1,6 +1,20 @@
 //! Controller of one claimed RC: observe, plan, commit.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `observe` | builds the input of the plan from the caches |
+//! | `current_view` | reads before a plan that removes or moves pods |
+//! | `proof` | whether nodes run what is intended, before more pods get a manifest |
+//! | `transfer` | moves one pod to another node, step by step |
+//! | `allocations` | nodes without capacity, and orphaned allocations |
+//! | `status` | what the status says, and when it is written |
 
+mod allocations;
+mod current_view;
+mod observe;
+mod proof;
 mod status;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,9 +25,9 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
+use self::proof::ProvedIntents;
 use super::caches::{OwnWrites, RcCaches};
-use super::plan::{RcPod, ReplicationPlan, TransferPlan};
-use super::proof::ProvedIntents;
+use super::plan::{PodStep, RcPod, ReplicationPlan, TransferPlan};
 use super::writes::{self, BatchError};
 use super::{RcPods, events};
 use crate::cluster::ClusterView;
@@ -34,7 +48,7 @@ use rcfarm_api::{FieldError, Stored, key};
 use rcfarm_store::cache::Snapshot;
 use rcfarm_store::{Index, Op, Query, StoreError, TokenBucket};
 
-pub(super) const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
+const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which service discovery is checked while it is not in sync.
 const DISCOVERY_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which a slot that another record's pod occupies is checked.
@@ -52,49 +66,51 @@ pub struct PlacementSources {
 
 /// Controller of one claimed replication controller.
 pub struct RcController {
-    pub(super) ctx: ControllerContext,
-    pub(super) claimed: ClaimedRecord,
-    pub(super) id: RcId,
-    pub(super) caches: Arc<RcCaches>,
-    pub(super) view: Arc<ClusterView>,
-    pub(super) placement: PlacementSources,
-    pub(super) chain: StatusChain<RcStatus>,
+    ctx: ControllerContext,
+    claimed: ClaimedRecord,
+    id: RcId,
+    caches: Arc<RcCaches>,
+    view: Arc<ClusterView>,
+    placement: PlacementSources,
+    chain: StatusChain<RcStatus>,
     /// The farm knows that there is a status.
     is_noted: bool,
-    pub(super) own: OwnWrites,
-    pub(super) proved: ProvedIntents,
+    own: OwnWrites,
+    proved: ProvedIntents,
     /// The value decoded last, and its result.
     decoded: Option<(Bytes, Result<RcSpec, FieldError>)>,
     /// Health as read for the last doorbell, removal or move.
-    pub(super) fresh: Option<FreshHealth>,
+    fresh: Option<FreshHealth>,
     owner: RcOwner,
     /// What the log was last alerted to.
     alerted: Option<String>,
     /// Limits status writes that change only health.
     health_writes: TokenBucket,
     /// Failed attempts of the current transfer step.
-    pub(super) transfer_attempts: u32,
+    transfer_attempts: u32,
     /// Transfers undone since one was completed.
-    pub(super) transfers_failed: u32,
-    pub(super) transfer_not_before: Option<Instant>,
+    transfers_failed: u32,
+    transfer_not_before: Option<Instant>,
 }
 
 /// What one reconcile has read.
-pub(super) struct RcView {
-    pub(super) spec: Arc<RcSpec>,
-    pub(super) record_index: Index,
+struct RcView {
+    spec: Arc<RcSpec>,
+    record_index: Index,
     /// Refused by Consul unless the RC's own labels are as they were read.
-    pub(super) labels_guard: Option<Op>,
-    pub(super) pods: Arc<RcPods>,
+    labels_guard: Option<Op>,
+    pods: Arc<RcPods>,
     /// Index of the labels that `pods` were taken from, besides own writes.
-    pub(super) labels_index: Index,
+    labels_index: Index,
     /// Labels and records of nodes, as `eligible` and the readiness of nodes were taken from, or older.
-    pub(super) nodes: (Arc<Snapshot<NodeIndex>>, Arc<Snapshot<NodeRecords>>),
-    pub(super) eligible: EligibleNodes,
+    nodes: (Arc<Snapshot<NodeIndex>>, Arc<Snapshot<NodeRecords>>),
+    eligible: EligibleNodes,
     /// Nodes that cannot start their pod, and why.
-    pub(super) failing: BTreeMap<NodeName, Arc<str>>,
+    failing: BTreeMap<NodeName, Arc<str>>,
     /// Nodes that report the manifest as one that cannot be run, and why.
-    pub(super) unfit: BTreeMap<NodeName, Arc<str>>,
+    unfit: BTreeMap<NodeName, Arc<str>>,
+    /// Nodes that restart their pod again and again, and how it ends.
+    restarting: BTreeMap<NodeName, Arc<str>>,
 }
 
 impl RcController {
@@ -239,6 +255,7 @@ impl RcController {
         let labels_index = self.view.pods.snapshot().index;
         let pods = self.caches.pods_of(&spec, &self.own, self.fresh.as_ref());
         let (failing, unfit) = (self.failing(&pods), self.unfit(&pods));
+        let restarting = self.restarting(&pods);
         let (spec, pods) = (Arc::new(spec), Arc::new(pods));
         let mut input = RcView {
             spec,
@@ -250,13 +267,14 @@ impl RcController {
             eligible,
             failing,
             unfit,
+            restarting,
         };
         self.prove_pods(&mut input).await?;
         Ok(input)
     }
 
     /// Nodes that cannot start their pod, and why.
-    pub(super) fn failing(&self, pods: &RcPods) -> BTreeMap<NodeName, Arc<str>> {
+    fn failing(&self, pods: &RcPods) -> BTreeMap<NodeName, Arc<str>> {
         let failing = |pod_ref: &PodRef| {
             let reported = self.view.reported(pod_ref, self.fresh.as_ref());
             Some((pod_ref.node.clone(), reported.cannot_start?))
@@ -329,7 +347,7 @@ impl RcController {
     }
 
     /// Records the pods after a transaction ([`writes::after`]) that was committed at `index`.
-    pub(super) fn record_pods(&mut self, input: &mut RcView, mut pods: RcPods, index: Index) {
+    fn record_pods(&mut self, input: &mut RcView, mut pods: RcPods, index: Index) {
         self.own.committed(&input.spec, &input.pods, &mut pods, index);
         for place in input.pods.keys().filter(|place| !pods.contains_key(place)) {
             self.view.note_removed(place);
@@ -342,7 +360,7 @@ impl RcController {
     }
 
     /// Commits one transaction. If others have changed allocations that it depends on, these are read again.
-    pub(super) async fn commit(
+    async fn commit(
         &mut self,
         record_index: Index,
         ops: Vec<Op>,
@@ -369,7 +387,7 @@ impl RcController {
     }
 
     /// Reads the status and then the pods.
-    pub(super) async fn refresh(&mut self) -> Result<(), ReconcileError> {
+    async fn refresh(&mut self) -> Result<(), ReconcileError> {
         self.own = OwnWrites::default();
         self.chain.refresh().await?;
         self.view.catch_up().await?;
@@ -403,6 +421,26 @@ impl RcController {
         );
     }
 
+    /// One audit record for each RC whose pods these steps take over.
+    fn taken_over(&self, steps: &[PodStep]) -> Vec<AuditRecord> {
+        let mut taken: BTreeMap<RcId, Vec<NodeName>> = BTreeMap::new();
+        for step in steps {
+            if let PodStep::TakeOver { pod_ref, from, .. } = step {
+                taken.entry(*from).or_default().push(pod_ref.node.clone());
+            }
+        }
+        let labels = self.view.pods.snapshot();
+        let record = |(rc, nodes): (RcId, Vec<NodeName>)| {
+            let (spec, _) = self.other_record(rc)?;
+            let is_left = |place: &&PodRef| {
+                self.own.labels.pending(&labels, place).is_none() && !nodes.contains(&place.node)
+            };
+            let left = labels.value.of_rc(rc).map(|(place, _)| place).filter(is_left).count();
+            Some(events::taken_over(&self.ctx, &spec, nodes, left))
+        };
+        taken.into_iter().filter_map(record).collect()
+    }
+
     /// Whether the RC may continue its transfer, if there is one: with the static strategy only off a drained node.
     fn may_continue_transfer(&self, input: &RcView) -> bool {
         let drained = |node: &NodeName| self.view.readiness(node) == NodeReadiness::Draining;
@@ -427,7 +465,7 @@ impl RcController {
         }
     }
 
-    pub(super) fn nodes_in_use(input: &RcView) -> BTreeSet<NodeName> {
+    fn nodes_in_use(input: &RcView) -> BTreeSet<NodeName> {
         writes::node_set(&input.pods)
     }
 }
@@ -439,7 +477,7 @@ impl Drop for RcController {
     }
 }
 
-pub(super) fn no_answer() -> ScheduleError {
+fn no_answer() -> ScheduleError {
     ScheduleError::Unreachable(format!("no answer within {SCHEDULER_TIMEOUT:?}"))
 }
 

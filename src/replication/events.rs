@@ -1,15 +1,12 @@
 //! Audit records of RCs.
 
-use std::collections::BTreeMap;
-
 use uuid::Uuid;
 
-use super::controller::RcController;
 use super::plan::PodStep;
 use super::{RcPods, writes};
 use crate::farm::kind::ControllerContext;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, NodeTransfer, Retarget};
-use rcfarm_api::ids::{NodeName, PodRef, RcId};
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::rc::status::Transfer;
 
@@ -123,26 +120,4 @@ pub fn transfer_undone(
     let rollback_reason = Some(why.to_owned());
     let details = NodeTransfer { rollback_reason, ..node_transfer(ctx, spec, transfer) };
     AuditRecord::new(&Details::NodeTransferRollback(details), ctx.clock.wall())
-}
-
-impl RcController {
-    /// One audit record for each RC whose pods these steps take over.
-    pub(super) fn taken_over(&self, steps: &[PodStep]) -> Vec<AuditRecord> {
-        let mut taken: BTreeMap<RcId, Vec<NodeName>> = BTreeMap::new();
-        for step in steps {
-            if let PodStep::TakeOver { pod_ref, from, .. } = step {
-                taken.entry(*from).or_default().push(pod_ref.node.clone());
-            }
-        }
-        let labels = self.view.pods.snapshot();
-        let record = |(rc, nodes): (RcId, Vec<NodeName>)| {
-            let (spec, _) = self.other_record(rc)?;
-            let is_left = |place: &&PodRef| {
-                self.own.labels.pending(&labels, place).is_none() && !nodes.contains(&place.node)
-            };
-            let left = labels.value.of_rc(rc).map(|(place, _)| place).filter(is_left).count();
-            Some(taken_over(&self.ctx, &spec, nodes, left))
-        };
-        taken.into_iter().filter_map(record).collect()
-    }
 }

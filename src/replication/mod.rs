@@ -21,31 +21,21 @@
 //! | `controller` | start here: reads the record and its pods, plans, commits, writes the status |
 //! | [`plan`](mod@plan) | what to do about one RC, with reasons. Pure |
 //! | [`writes`] | packs the steps of a plan into transactions. Pure |
-//! | `observe` | builds the input of the plan from the caches |
-//! | `current_view` | reads before a plan that removes or moves pods |
-//! | `proof` | whether nodes run what is intended, before more pods get a manifest |
-//! | `transfer` | moves one pod to another node, step by step |
-//! | `allocations` | nodes without capacity, and orphaned allocations |
 //! | `leftovers` | statuses of RCs that are gone |
 //! | [`caches`], `interests`, `statuses` | shared by all RCs of a farm: pods, who waits for what, stored statuses |
 //! | `events` | audit records |
 //! | [`kind`] | the kind `rc`: prefixes, rights, subscriptions |
 //! | `failpoints` | change input or output of the plan in tests |
 
-mod allocations;
 pub mod caches;
 mod controller;
-mod current_view;
 mod events;
 mod failpoints;
 mod interests;
 pub mod kind;
 mod leftovers;
-mod observe;
 pub mod plan;
-mod proof;
 mod statuses;
-mod transfer;
 pub mod writes;
 
 use std::collections::BTreeMap;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::update::restarts;
 use super::{PlannedCondition, PodStep, RcPod, ReplicationObserved, Shortage, TransferPlan};
+use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use crate::placement::capacity::Insufficient;
@@ -151,6 +152,59 @@ fn unfit_condition(observed: &ReplicationObserved) -> PlannedCondition {
     PlannedCondition { kind, status: false, reason, message }
 }
 
+/// Whether no pod is restarted again and again.
+pub(super) fn running_condition(observed: &ReplicationObserved) -> PlannedCondition {
+    let (kind, count) = (RcConditionType::Running, observed.restarting.len());
+    if count == 0 {
+        let (reason, message) = (RcReason::AsDesired, String::new());
+        return PlannedCondition { kind, status: true, reason, message };
+    }
+    let named = observed.restarting.iter().take(NODES_NAMED);
+    let named: Vec<String> = named.map(|(node, why)| format!("{node}: {why}")).collect();
+    let (all, more) = (observed.pods.len(), if count > NODES_NAMED { "; …" } else { "" });
+    let message =
+        format!("{count} of {all} pods are restarted again and again ({}{more})", named.join("; "));
+    PlannedCondition { kind, status: false, reason: RcReason::PodsRestarting, message }
+}
+
+/// Pods with an earlier manifest that are not repaired where they are, and are not removed either.
+fn left_outdated<'o>(
+    observed: &'o ReplicationObserved,
+    steps: &[PodStep],
+    later: &[PodRef],
+) -> Vec<&'o PodRef> {
+    let changed: BTreeSet<&PodRef> = steps.iter().map(PodStep::pod_ref).chain(later).collect();
+    let wanted = observed.spec.manifest.id();
+    let is_outdated = |(pod_ref, pod): &(&PodRef, &RcPod)| {
+        !changed.contains(*pod_ref)
+            && (pod_ref.pod != *wanted || matches!(pod.intent, Intent::Differs(_)))
+    };
+    observed.pods.iter().filter(is_outdated).map(|(pod_ref, _)| pod_ref).collect()
+}
+
+/// The condition while some pods keep an earlier manifest, and nothing changes that by itself.
+fn outdated_condition(observed: &ReplicationObserved, outdated: &[&PodRef]) -> PlannedCondition {
+    let is_down = |pod_ref: &&PodRef| observed.readiness(&pod_ref.node) == NodeReadiness::Down;
+    let may_stay = |pod_ref: &&PodRef| observed.may_stay(pod_ref);
+    let (reason, why) = if observed.allowed_actions == AllowedActions::Nothing {
+        (RcReason::SuspiciousTree, "changes are paused")
+    } else if outdated.iter().any(is_down) {
+        (RcReason::NodeDown, "on nodes that are down or that they should leave")
+    } else if outdated.iter().all(may_stay) {
+        (RcReason::PlaceTaken, "and another record's pod has the new id on their nodes")
+    } else {
+        (RcReason::IneligibleNodes, "on nodes that they should leave")
+    };
+    let nodes: Vec<&str> = outdated.iter().take(5).map(|pod_ref| pod_ref.node.as_str()).collect();
+    let message = format!(
+        "{} of {} pods have an earlier manifest, {why}: {}",
+        outdated.len(),
+        observed.pods.len(),
+        nodes.join(", ")
+    );
+    PlannedCondition { kind: RcConditionType::Updated, status: false, reason, message }
+}
+
 /// Whether every pod has the record's manifest. During an update in order also: and runs it.
 pub(super) fn updated_condition(
     observed: &ReplicationObserved,
@@ -163,6 +217,10 @@ pub(super) fn updated_condition(
         steps.iter().filter(|step| in_order && restarts(step)).map(PodStep::pod_ref).collect();
     let is_done = restarted.is_empty() && !observed.pods.values().any(|pod| pod.unproved);
     if later.is_empty() && is_done {
+        let outdated = left_outdated(observed, steps, later);
+        if !outdated.is_empty() {
+            return outdated_condition(observed, &outdated);
+        }
         let (reason, message) = (RcReason::AsDesired, String::new());
         return PlannedCondition { kind, status: true, reason, message };
     }

@@ -20,7 +20,8 @@ use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
 use conditions::{
-    capacity_shortage, placed_condition, scheduled_condition, updated_condition, valid,
+    capacity_shortage, placed_condition, running_condition, scheduled_condition, updated_condition,
+    valid,
 };
 use observed::OpenNodes;
 pub use observed::{
@@ -206,7 +207,7 @@ pub fn plan(observed: &ReplicationObserved) -> ReplicationPlan {
         .then(|| scheduled.message.clone());
     let placed = placed_condition(observed, &steps, &transfer);
     let updated = updated_condition(observed, &steps, &later);
-    let conditions = vec![valid(), scheduled, placed, updated];
+    let conditions = vec![valid(), scheduled, placed, updated, running_condition(observed)];
     let update_later = later.len();
     ReplicationPlan { steps, transfer, conditions, replicas, update_later, alert }
 }
@@ -225,6 +226,7 @@ fn disabled(observed: &ReplicationObserved) -> ReplicationPlan {
         condition(RcConditionType::Scheduled, replicas.current == replicas.desired),
         condition(RcConditionType::Placed, true),
         condition(RcConditionType::Updated, true),
+        running_condition(observed),
     ];
     ReplicationPlan {
         steps: Vec::new(),

@@ -92,6 +92,8 @@ pub struct ReplicationObserved {
     pub not_ready: BTreeMap<NodeName, NodeReadiness>,
     /// Nodes that report the manifest as one that cannot be run, and why.
     pub unfit: BTreeMap<NodeName, String>,
+    /// Nodes that restart their pod again and again, and how it ends.
+    pub restarting: BTreeMap<NodeName, String>,
     /// Nodes that are down and whose pods are set aside: given to no other node for a while. With the reason.
     pub set_aside: BTreeMap<NodeName, String>,
     /// Slots that are not [`SlotState::Nobody`]; see [`ReplicationObserved::look_up_slots`].

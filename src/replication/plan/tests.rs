@@ -170,6 +170,7 @@ impl Fixture {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: self.readiness.clone(),
             unfit: BTreeMap::new(),
+            restarting: BTreeMap::new(),
             set_aside: self.set_aside.clone(),
             slots: BTreeMap::new(),
             surplus: self.surplus.clone(),
@@ -527,6 +528,22 @@ fn manifest_that_nodes_cannot_run_is_named_with_its_error() {
     let placed = &plan.conditions[2];
     assert_eq!((placed.status, placed.reason), (false, RcReason::CannotStart));
     assert!(placed.message.contains("n1: main: unknown field"), "{}", placed.message);
+}
+
+#[test]
+fn pods_that_are_restarted_again_and_again_are_named() {
+    let mut observed = Fixture::resting(2, 2, 2).observed();
+    assert!(plan(&observed).conditions[4].status);
+    observed.restarting.insert(node(1), "main: exited with 1".to_owned());
+    let plan = plan(&observed);
+    assert!(plan.is_idle());
+    let running = &plan.conditions[4];
+    assert_eq!(
+        (running.kind, running.status, running.reason),
+        (RcConditionType::Running, false, RcReason::PodsRestarting)
+    );
+    assert!(running.message.contains("1 of 2 pods"), "{}", running.message);
+    assert!(running.message.contains("n1: main: exited with 1"), "{}", running.message);
 }
 
 #[test]

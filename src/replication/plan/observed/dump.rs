@@ -37,6 +37,8 @@ pub(super) struct Document {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     unfit: BTreeMap<NodeName, String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    restarting: BTreeMap<NodeName, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     set_aside: BTreeMap<NodeName, String>,
     slots: BTreeMap<NodeName, SlotState>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -92,6 +94,7 @@ impl From<ReplicationObserved> for Document {
             eligible_nodes: Arc::unwrap_or_clone(observed.eligible),
             not_ready: observed.not_ready,
             unfit: observed.unfit,
+            restarting: observed.restarting,
             set_aside: observed.set_aside,
             slots: observed.slots,
             surplus: observed.surplus,
@@ -116,6 +119,7 @@ impl TryFrom<Document> for ReplicationObserved {
             eligible: Arc::new(document.eligible_nodes),
             not_ready: document.not_ready,
             unfit: document.unfit,
+            restarting: document.restarting,
             set_aside: document.set_aside,
             slots: document.slots,
             surplus: document.surplus,

@@ -70,6 +70,27 @@ fn minimum_that_spares_no_pod_is_told() {
     assert_eq!(restarted(&at_once.plan()), ["n0", "n1"]);
 }
 
+/// Nothing is repaired on a node that a pod should leave, so it keeps the manifest before.
+#[test]
+fn pod_with_an_earlier_manifest_where_none_is_repaired_is_told() {
+    for in_order in [true, false] {
+        let mut fixture = Fixture::resting(3, 3, 3);
+        fixture.spec.in_order = in_order;
+        fixture.spec.strategy = Allocation::Static;
+        fixture.eligible.remove(&node(1));
+        assert!(fixture.plan().conditions[3].status, "it has the manifest");
+        fixture.pods.get_mut(&pod_ref(1, "web")).unwrap().intent = Intent::Differs(Index(5));
+        let plan = fixture.plan();
+        assert!(plan.is_idle(), "{plan:?}");
+        let updated = &plan.conditions[3];
+        assert_eq!((updated.status, updated.reason), (false, RcReason::IneligibleNodes));
+        assert!(updated.message.contains("1 of 3 pods have an earlier manifest"), "{updated:?}");
+        assert!(updated.message.ends_with("n1"), "{updated:?}");
+        fixture.readiness.insert(node(1), NodeReadiness::Down);
+        assert_eq!(fixture.plan().conditions[3].reason, RcReason::NodeDown);
+    }
+}
+
 /// The token has lost the right to read health: every pod seems to fail its check.
 #[test]
 fn no_pod_is_restarted_while_health_is_untrusted() {

@@ -6,8 +6,8 @@
 //!
 //! A place is read until its intent runs, and not again until the intent changes. It is proved when it has then passed its
 //! check for [`MIN_HEALTHY_TIME`] without a break: a program that ends soon after it was started passes for a moment, as
-//! each time that it is started again. An intent that was never rewritten needs no proof: there was no other manifest that its pod's health could be about. One that was deleted and
-//! made anew is rewritten: its node may have seen neither.
+//! each time that it is started again. An intent that was never rewritten needs no proof: there was no other manifest
+//! that its pod's health could be about. One that was deleted and made anew is rewritten: its node may have seen neither.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::time::Instant;
 
-use super::RcPods;
-use super::controller::{RcController, RcView};
-use super::plan::RcPod;
+use super::{RcController, RcView};
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
+use crate::replication::RcPods;
+use crate::replication::plan::RcPod;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::key;
 use rcfarm_api::manifest::{Manifest, content_hash};

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use super::controller::{RcController, RcView};
-use super::plan::ReplicationPlan;
+use super::{RcController, RcView};
 use crate::cluster::view::AllowedActions;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
 use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
+use crate::replication::plan::ReplicationPlan;
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 
 /// Orphaned allocations freed in one transaction. Each takes at most two operations, of the 64 that the oldest Consul

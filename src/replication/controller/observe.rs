@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use tokio::sync::MutexGuard;
 
-use super::RcPods;
-use super::controller::{RcController, RcView};
-use super::failpoints;
-use super::plan::{
-    ReplicationObserved, ReplicationPlan, TransferConditions, may_change_allocations, plan,
-};
+use super::{RcController, RcView};
 use crate::cluster::ClusterView;
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
+use crate::replication::RcPods;
+use crate::replication::failpoints;
+use crate::replication::plan::{
+    ReplicationObserved, ReplicationPlan, TransferConditions, may_change_allocations, plan,
+};
 use rcfarm_api::ids::{NodeName, PodRef, RcId, RecordId};
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_store::{Index, offload};
@@ -26,6 +26,15 @@ impl RcController {
             Some((pod_ref.node.clone(), reported.unfit?))
         };
         pods.keys().filter_map(unfit).collect()
+    }
+
+    /// Nodes that restart their pod again and again, and how it ends.
+    pub(super) fn restarting(&self, pods: &RcPods) -> BTreeMap<NodeName, Arc<str>> {
+        let restarting = |pod_ref: &PodRef| {
+            let reported = self.view.reported(pod_ref, self.fresh.as_ref());
+            Some((pod_ref.node.clone(), reported.restarting?))
+        };
+        pods.keys().filter_map(restarting).collect()
     }
 
     /// Readiness of a node for this RC.
@@ -45,12 +54,16 @@ impl RcController {
 
     /// The plan's input. Slots are looked up apart ([`RcController::look_up_slots`]).
     async fn observe(&self, input: &RcView) -> Result<ReplicationObserved, ReconcileError> {
+        let words = |of: &BTreeMap<NodeName, Arc<str>>| {
+            of.iter().map(|(node, why)| (node.clone(), why.to_string())).collect()
+        };
         let mut observed = ReplicationObserved {
             spec: input.spec.clone(),
             pods: input.pods.clone(),
             eligible: input.eligible.clone(),
             not_ready: BTreeMap::new(),
-            unfit: input.unfit.iter().map(|(node, why)| (node.clone(), why.to_string())).collect(),
+            unfit: words(&input.unfit),
+            restarting: words(&input.restarting),
             set_aside: BTreeMap::new(),
             slots: BTreeMap::new(),
             surplus: BTreeMap::new(),

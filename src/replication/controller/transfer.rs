@@ -15,14 +15,14 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::controller::{RcController, RcView, SCHEDULER_TIMEOUT, no_answer};
-use super::events;
-use super::plan::{PodRemoveReason, PodStep, SlotState, has_capacity};
-use super::writes::{self, BatchError};
+use super::{RcController, RcView, SCHEDULER_TIMEOUT, no_answer};
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
 use crate::placement::{ScheduleError, ScheduleRequest, WantedNodes};
+use crate::replication::events;
+use crate::replication::plan::{PodRemoveReason, PodStep, SlotState, has_capacity};
+use crate::replication::writes::{self, BatchError};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Transfer};
 use rcfarm_api::{backoff, key};

@@ -5,10 +5,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::RcPods;
-use super::controller::{RcController, RcView};
-use super::plan::{PodStep, ReplicationPlan, TransferPlan};
+use super::{RcController, RcView};
 use crate::farm::kind::ReconcileError;
+use crate::replication::RcPods;
+use crate::replication::plan::{PodStep, ReplicationPlan, TransferPlan};
 use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_store::{Index, Key, Op, Prefix, Query, Question, TxnOutcome};
@@ -139,7 +139,7 @@ impl RcController {
         let failing = self.failing(&pods);
         // Health of pods to be taken over is not part of the input: the plan is made again.
         let differs = takes_over || pods != *input.pods || failing != input.failing;
-        input.unfit = self.unfit(&pods);
+        (input.unfit, input.restarting) = (self.unfit(&pods), self.restarting(&pods));
         (input.pods, input.failing) = (Arc::new(pods), failing);
         Ok(differs)
     }
