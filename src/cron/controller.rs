@@ -10,27 +10,25 @@ use async_trait::async_trait;
 use tracing::{info, warn};
 
 use super::document::{self, CronSpec};
+use super::failpoints;
 use super::plan::{self, CronAction, CronObserved, CronPlan, DeleteReason, NamedJob};
 use crate::farm::kind::{
-    Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
+    ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::records::Record;
 use crate::farm::status_chain::{
-    ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
+    ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusWrite,
 };
 use crate::job::owner::{self, ControllerRef, OwnedJob};
 use crate::job::owner_caches::OwnerCaches;
-use rcfarm_api::audit::{Actor, AuditRecord, Details, RecordStep};
+use crate::job::owner_record::{OwnerRecord, OwnerReport, OwnerStatus};
+use rcfarm_api::audit::{AuditRecord, Details};
 use rcfarm_api::cron::{CronReason, CronRun, CronStatus, KIND, RunState};
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobOwner;
-use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::{FieldError, Timestamp, key};
 use rcfarm_store::{Index, Op};
-
-/// Longer errors are cut, in bytes.
-const LONGEST_ERROR: usize = 4 * 1024;
 
 impl Revisioned for CronStatus {
     fn revision(&mut self) -> &mut u64 {
@@ -51,20 +49,38 @@ impl ChainedStatus for CronStatus {
     }
 }
 
+impl OwnerStatus for CronStatus {
+    const KIND: &'static str = KIND;
+
+    fn uid(&self) -> Index {
+        self.uid
+    }
+
+    fn said(&self) -> (Option<String>, String, &str) {
+        (None, self.reason.to_string(), &self.message)
+    }
+
+    fn report(&mut self, about: &Record, OwnerReport { why, quarantined_until }: OwnerReport) {
+        (self.uid, self.observed_index) = (about.created, about.index);
+        self.reason = match quarantined_until {
+            Some(_) => CronReason::Quarantined,
+            None => CronReason::InvalidRecord,
+        };
+        (self.message, self.last_error) = (why.clone(), Some(why));
+        self.quarantined_until = quarantined_until;
+    }
+
+    fn set_owner(&mut self, owner: JobOwner) {
+        self.owner = Some(owner);
+    }
+}
+
 /// Controller of one claimed CronJob.
 pub struct CronController {
-    ctx: ControllerContext,
-    claimed: ClaimedRecord,
-    id: Namespaced,
     caches: Arc<OwnerCaches<CronStatus>>,
-    chain: StatusChain<CronStatus>,
-    owner: JobOwner,
-    /// ModifyIndex of the record that the last plan was of, and when the next run is due.
-    planned: Option<(Index, Option<Timestamp>)>,
+    record: OwnerRecord<CronStatus>,
     /// A job that has the name of the run that is due.
     named: Option<NamedJob>,
-    /// What the log has warned of.
-    warned: Option<String>,
 }
 
 /// Jobs of the CronJob that were read, by name.
@@ -80,20 +96,8 @@ impl CronController {
         caches: Arc<OwnerCaches<CronStatus>>,
     ) -> CronController {
         let keys = (key::cron_job(&id), key::cron_job_status(&id));
-        let chain = StatusChain::new(&ctx, &claimed, keys, caches.take_status(&id));
-        caches.note(&id);
-        let owner = JobOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
-        CronController {
-            ctx,
-            claimed,
-            id,
-            caches,
-            chain,
-            owner,
-            planned: None,
-            named: None,
-            warned: None,
-        }
+        let record = OwnerRecord::new(ctx, claimed, id, keys, &caches);
+        CronController { caches, record, named: None }
     }
 
     /// Plans for a decoded record. Its jobs are read if that may matter: something is due or has changed, or some are
@@ -104,11 +108,12 @@ impl CronController {
         spec: &CronSpec,
         rung: bool,
     ) -> Result<(CronPlan, ReadJobs), ReconcileError> {
-        let (uid, status) = (record.created, self.chain.status());
-        let now = self.ctx.clock.wall();
+        let uid = record.created;
+        let status = &*failpoints::change_status(self.record.chain.status());
+        let now = failpoints::change_now(self.record.ctx.clock.wall());
         let plan = |runs: Vec<CronRun>| {
             plan::plan(&CronObserved {
-                id: &self.id,
+                id: &self.record.id,
                 uid,
                 spec,
                 status,
@@ -139,7 +144,8 @@ impl CronController {
     ) -> Result<(Vec<CronRun>, ReadJobs), ReconcileError> {
         let (mut runs, mut jobs) = (Vec::new(), ReadJobs::new());
         for run in listed {
-            let Some(job) = owner::look(self.ctx.reader.as_ref(), &self.job(&run.name)).await?
+            let Some(job) =
+                owner::look(self.record.ctx.reader.as_ref(), &self.record.job(&run.name)).await?
             else {
                 continue;
             };
@@ -160,12 +166,8 @@ impl CronController {
     }
 
     fn is_own(&self, job: &OwnedJob, uid: Index) -> bool {
-        let own = ControllerRef { kind: KIND.to_owned(), name: self.id.name.clone(), uid };
+        let own = ControllerRef { kind: KIND.to_owned(), name: self.record.id.name.clone(), uid };
         ControllerRef::in_document(&job.document).as_ref() == Some(&own)
-    }
-
-    fn job(&self, name: &ObjectName) -> Namespaced {
-        Namespaced { namespace: self.id.namespace.clone(), name: name.clone() }
     }
 
     /// Commits a plan, unless it changes nothing.
@@ -175,25 +177,26 @@ impl CronController {
         spec: Option<&CronSpec>,
         (plan, jobs): (CronPlan, ReadJobs),
     ) -> ReconcileResult {
-        let now = self.ctx.clock.wall();
+        let now = self.record.ctx.clock.wall();
         let CronPlan { mut status, action, wake_at } = plan;
         status.observed_index = record.index;
         (status.last_error, status.quarantined_until) = (None, None);
-        let old = self.chain.status();
+        let old = self.record.chain.status();
         if action.is_none() && status == *old {
-            self.planned = Some((record.index, wake_at));
-            return Ok(self.sleep());
+            self.record.planned = Some((record.index, wake_at));
+            return Ok(self.record.sleep());
         }
         let is_news = status.reason != old.reason || status.message != old.message;
-        status.owner = Some(self.owner.clone());
+        status.owner = Some(self.record.owner.clone());
         let mut change = Change::of_status(RecordGuard::At(record.index), status.clone());
-        let mut step = self.step(record.created, &status);
+        let mut step = self.record.step(record.created, &status);
         match &action {
             Some(CronAction::Create { name, at }) => {
                 let spec = spec.expect("only a valid record makes jobs");
-                let job = self.job(name);
-                let document = spec.job(&job, record.created, &self.id, *at);
-                let (op, audit) = owner::create(&job, &document, &self.why("Scheduled"), now);
+                let job = self.record.job(name);
+                let document = spec.job(&job, record.created, &self.record.id, *at);
+                let (op, audit) =
+                    owner::create(&job, &document, &self.record.why("Scheduled"), now);
                 change.shared.push(op);
                 change.audit.push(audit);
                 step.jobs_created.push(name.to_string());
@@ -206,7 +209,8 @@ impl CronController {
                         DeleteReason::HistoryLimit => "HistoryLimit",
                         DeleteReason::OwnerDeleted => "Deleted",
                     };
-                    let (op, audit) = owner::delete(&self.job(name), found, &self.why(why), now);
+                    let (op, audit) =
+                        owner::delete(&self.record.job(name), found, &self.record.why(why), now);
                     change.shared.push(op);
                     change.audit.push(audit);
                     step.jobs_deleted.push(name.to_string());
@@ -214,44 +218,42 @@ impl CronController {
             }
             Some(CronAction::Finish) => {
                 change.status = StatusWrite::Delete;
-                let (key, index) = (key::cron_job(&self.id), record.index);
+                let (key, index) = (key::cron_job(&self.record.id), record.index);
                 change.ops.push(Op::DeleteCas { key, index });
                 step.reason = "Deleted".to_owned();
             }
             None => {}
         }
         change.audit.push(AuditRecord::new(&Details::RecordStep(step), now));
-        match self.chain.commit(change).await? {
+        match self.record.chain.commit(change).await? {
             Committed::Applied(_) => {
                 if is_news {
                     self.log(&status);
                 }
                 self.applied(record.index, action, wake_at);
-                Ok(self.sleep())
+                Ok(self.record.sleep())
             }
             Committed::Refused(refused) => {
                 if let Some(CronAction::Create { name, at }) = &action
                     && !refused.shared.is_empty()
                 {
-                    let found = owner::look(self.ctx.reader.as_ref(), &self.job(name)).await?;
+                    let found =
+                        owner::look(self.record.ctx.reader.as_ref(), &self.record.job(name))
+                            .await?;
                     let named = found.map(|job| self.is_own(&job, record.created));
                     self.named = named.map(|is_own| NamedJob { at: *at, is_own });
                 }
-                Ok(self.chain.after_refusal())
+                Ok(self.record.chain.after_refusal())
             }
         }
-    }
-
-    fn why(&self, why: &str) -> String {
-        format!("{KIND} {}: {why}", self.id)
     }
 
     /// Notes what was committed. After an action it is planned again at once.
     fn applied(&mut self, index: Index, action: Option<CronAction>, wake_at: Option<Timestamp>) {
         self.named = None;
-        self.planned = match &action {
+        self.record.planned = match &action {
             Some(CronAction::Finish) => {
-                self.caches.forget(&self.id);
+                self.caches.forget(&self.record.id);
                 None
             }
             Some(_) => Some((index, Some(Timestamp::MIN))),
@@ -259,12 +261,12 @@ impl CronController {
         };
         match action {
             Some(CronAction::Create { name, at }) => {
-                info!(record = %self.id, job = %name, %at, "CronJob: job made");
+                info!(record = %self.record.id, job = %name, %at, "CronJob: job made");
             }
             Some(CronAction::Delete { name, why }) => {
-                info!(record = %self.id, job = %name, ?why, "CronJob: job deleted");
+                info!(record = %self.record.id, job = %name, ?why, "CronJob: job deleted");
             }
-            Some(CronAction::Finish) => info!(record = %self.id, "CronJob deleted"),
+            Some(CronAction::Finish) => info!(record = %self.record.id, "CronJob deleted"),
             None => {}
         }
     }
@@ -275,143 +277,53 @@ impl CronController {
             | CronReason::MissedDeadline
             | CronReason::JobNameTaken
             | CronReason::TooManyActive => {
-                warn!(record = %self.id, reason = %status.reason, why = status.message, "CronJob");
+                warn!(record = %self.record.id, reason = %status.reason, why = status.message, "CronJob");
             }
             reason => {
-                info!(record = %self.id, %reason, why = status.message, "CronJob");
+                info!(record = %self.record.id, %reason, why = status.message, "CronJob");
             }
         }
-    }
-
-    fn step(&self, uid: Index, status: &CronStatus) -> RecordStep {
-        RecordStep {
-            kind: KIND.to_owned(),
-            record: self.id.clone(),
-            uid,
-            actor: Actor::Farm,
-            farm: Some(self.ctx.farm.clone()),
-            phase: None,
-            reason: status.reason.to_string(),
-            message: status.message.clone(),
-            jobs_created: Vec::new(),
-            jobs_deleted: Vec::new(),
-        }
-    }
-
-    /// Waits until the next run is due.
-    fn sleep(&self) -> Action {
-        match self.planned {
-            Some((_, Some(at))) => Action::RequeueAfter(plan::pause(self.ctx.clock.wall(), at)),
-            Some((_, None)) => Action::AwaitChange,
-            None => Action::RequeueAfter(Duration::ZERO),
-        }
-    }
-
-    /// Deletes the status of a record that was deleted by hand. The jobs stay.
-    async fn delete_leftovers(&mut self) -> ReconcileResult {
-        if self.chain.index() == Index::ZERO {
-            self.caches.forget(&self.id);
-            return Ok(Action::AwaitChange);
-        }
-        let mut step = self.step(self.chain.status().uid, self.chain.status());
-        (step.reason, step.message) = ("Deleted".to_owned(), String::new());
-        let change = Change {
-            status: StatusWrite::Delete,
-            audit: vec![AuditRecord::new(&Details::RecordStep(step), self.ctx.clock.wall())],
-            ..Change::of_status(RecordGuard::Absent, CronStatus::default())
-        };
-        match self.chain.commit(change).await? {
-            Committed::Applied(_) => {
-                self.caches.forget(&self.id);
-                Ok(Action::AwaitChange)
-            }
-            Committed::Refused(_) => Ok(self.chain.after_refusal()),
-        }
-    }
-
-    /// Writes into the status why nothing is done, if it does not say so yet.
-    async fn report(
-        &mut self,
-        record: &Record,
-        reason: CronReason,
-        why: &str,
-        until: Option<Timestamp>,
-    ) -> Result<(), ReconcileError> {
-        let why = cut(why, LONGEST_ERROR);
-        let mut status = self.chain.status().clone();
-        if status.uid != record.created {
-            let revision = status.revision;
-            status = CronStatus { uid: record.created, revision, ..CronStatus::default() };
-        }
-        status.observed_index = record.index;
-        (status.reason, status.message) = (reason, why.clone());
-        (status.last_error, status.quarantined_until) = (Some(why), until);
-        if status == *self.chain.status() {
-            return Ok(());
-        }
-        status.owner = Some(self.owner.clone());
-        let step = self.step(record.created, &status);
-        let mut change = Change::of_status(RecordGuard::At(record.index), status);
-        change.audit.push(AuditRecord::new(&Details::RecordStep(step), self.ctx.clock.wall()));
-        self.chain.commit(change).await.map(drop)
     }
 
     /// Says what is wrong with a record. One that is being deleted is deleted nevertheless.
     async fn invalid(&mut self, record: &Record, problems: &[FieldError]) -> ReconcileResult {
         if owner::is_deleting(&record.value) {
-            let status = self.chain.status();
+            let status = self.record.chain.status();
             let listed = match status.uid == record.created {
                 true => status.jobs.clone(),
                 false => Vec::new(),
             };
             let (runs, jobs) = self.read_jobs(record.created, listed).await?;
-            let plan = plan::deletion(record.created, self.chain.status(), &runs);
+            let plan = plan::deletion(record.created, self.record.chain.status(), &runs);
             return self.commit(record, None, (plan, jobs)).await;
         }
-        let why: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        let why = why.join("; ");
-        if self.warned.as_ref() != Some(&why) {
-            warn!(alert = true, key = %key::cron_job(&self.id), why, "the CronJob is not valid; it makes no jobs");
-            self.warned = Some(why.clone());
-        }
-        self.report(record, CronReason::InvalidRecord, &why, None).await?;
-        self.planned = Some((record.index, None));
-        Ok(Action::AwaitChange)
+        self.record.report_invalid(record, FieldError::list(problems)).await
     }
 }
 
 #[async_trait]
 impl Controller for CronController {
     async fn reconcile(&mut self) -> ReconcileResult {
-        let mut rung = self.caches.take_rung(&self.claimed.id);
-        if self.chain.is_behind() {
-            self.chain.refresh().await?;
-            // Nothing else is cached.
-            self.chain.caught_up();
-            rung = true;
-        }
-        let seen = self.claimed.records.snapshot();
-        let Some(record) = seen.value.0.get(&self.claimed.id) else {
-            return self.delete_leftovers().await;
+        let mut rung = self.caches.take_rung(&self.record.claimed.id);
+        rung |= self.record.catch_up().await?;
+        let seen = self.record.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.record.claimed.id) else {
+            return self.record.delete_leftovers(&self.caches).await;
         };
-        let is_due = |at: Option<Timestamp>| at.is_some_and(|at| at <= self.ctx.clock.wall());
-        let is_active = self.chain.status().active().next().is_some();
-        if !rung
-            && !is_active
-            && self.planned.is_some_and(|(at, due)| at == record.index && !is_due(due))
-        {
-            return Ok(self.sleep());
+        let is_active = self.record.chain.status().active().next().is_some();
+        if !rung && !is_active && self.record.is_planned(record) {
+            return Ok(self.record.sleep());
         }
         // Not kept: a parsed schedule takes 6 KB.
-        let spec = match document::decode(&self.id, &record.value) {
-            Ok(spec) => spec,
+        let spec = match document::decode(&self.record.id, &record.value) {
+            Ok(spec) => failpoints::change_spec(spec),
             Err(problems) => return self.invalid(record, &problems).await,
         };
-        self.warned = None;
+        self.record.is_valid();
         let decided = self.decide(record, &spec, rung).await;
         if decided.is_err() {
             // The doorbell was not answered.
-            self.caches.ring(&self.claimed.id);
+            self.caches.ring(&self.record.claimed.id);
         }
         self.commit(record, Some(&spec), decided?).await
     }
@@ -421,14 +333,6 @@ impl Controller for CronController {
         error: &str,
         pause: Duration,
     ) -> Result<(), ReconcileError> {
-        if self.chain.is_behind() {
-            self.chain.refresh().await?;
-            self.chain.caught_up();
-        }
-        let seen = self.claimed.records.snapshot();
-        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
-        let until = self.ctx.clock.wall().checked_add(pause).ok();
-        self.planned = None;
-        self.report(record, CronReason::Quarantined, error, until).await
+        self.record.report_quarantine(error, pause).await
     }
 }

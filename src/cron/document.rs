@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::schedule::CronSchedule;
-use crate::job::document::{self, FieldIssues, FieldReader, Read};
+use crate::job::document::{self, FieldIssues, FieldReader, JobQueue, Read};
 use crate::job::owner::ControllerRef;
 use rcfarm_api::cron::KIND;
 use rcfarm_api::ids::{Namespaced, ObjectName};
@@ -60,15 +60,6 @@ pub struct CronSpec {
     pub queue: JobQueue,
     /// Fields of its jobs that have no effect.
     pub warnings: Vec<FieldError>,
-}
-
-/// The queue of the jobs that a document describes.
-#[derive(Debug, Clone, Default)]
-pub struct JobQueue {
-    /// Path of the field that names it, in the document.
-    pub field: String,
-    /// Its name.
-    pub name: String,
 }
 
 /// Decodes a document that is stored as `id`.

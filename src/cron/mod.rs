@@ -17,6 +17,7 @@
 
 pub mod controller;
 pub mod document;
+mod failpoints;
 pub mod kind;
 pub mod plan;
 pub mod schedule;

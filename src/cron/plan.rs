@@ -2,8 +2,6 @@
 //!
 //! At most one action per plan, so that each transaction makes or deletes one job and an owner may die between any two.
 
-use std::time::Duration;
-
 use super::document::{Concurrency, CronSpec, job_name};
 use rcfarm_api::cron::{CronReason, CronRun, CronStatus, RunState};
 use rcfarm_api::ids::{Namespaced, ObjectName};
@@ -233,12 +231,6 @@ fn remove_all(mut status: CronStatus) -> CronPlan {
         }
     };
     CronPlan { status, action: Some(action), wake_at: None }
-}
-
-/// Time from `now` until a plan is due again.
-#[must_use]
-pub fn pause(now: Timestamp, wake_at: Timestamp) -> Duration {
-    Duration::try_from(wake_at.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
 #[cfg(test)]

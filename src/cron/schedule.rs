@@ -93,6 +93,12 @@ impl CronSchedule {
         }
     }
 
+    /// The same schedule in UTC.
+    #[must_use]
+    pub fn in_utc(self) -> CronSchedule {
+        CronSchedule { zone: TimeZone::UTC, ..self }
+    }
+
     /// The time that clocks of the time zone show.
     #[must_use]
     pub fn local(&self, at: Timestamp) -> String {

@@ -10,18 +10,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use tracing::warn;
 
+use super::caches::FlowCaches;
 use super::document::{self, FlowSpec, RetainPolicy, job_name};
-use super::kind::FlowCaches;
-use super::plan::{self, FlowObserved, FlowPlan, ObservedJob, ObservedJobs, OwnJob};
+use super::failpoints;
+use super::plan::{self, ActionLimits, FlowObserved, FlowPlan, ObservedJob, ObservedJobs, OwnJob};
 use super::probes::{self, ProbeResults};
 use crate::farm::kind::{
-    Action, ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
+    ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
 use crate::farm::records::Record;
-use crate::farm::status_chain::{ChainedStatus, Revisioned, StatusChain};
+use crate::farm::status_chain::{ChainedStatus, Revisioned};
 use crate::job::owner::{self, ControllerRef, OwnedJob};
+use crate::job::owner_record::{OwnerRecord, OwnerReport, OwnerStatus};
 use rcfarm_api::flow::{FlowPhase, FlowReason, FlowStatus, KIND};
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::status::{JobOwner, JobStatus};
@@ -32,6 +33,10 @@ use rcfarm_store::{Index, StoreError};
 const CONCURRENT_READS: usize = 16;
 /// Audit records, guards and framing of a transaction, in bytes.
 const FRAME_BYTES: usize = 24 * 1024;
+/// Operations of a transaction besides those of its actions: fence, record, status, audit record.
+const FRAME_OPS: usize = 4;
+/// Operations of an action: a job, its template or its command, an audit record.
+const ACTION_OPS: usize = 3;
 
 impl Revisioned for FlowStatus {
     fn revision(&mut self) -> &mut u64 {
@@ -52,22 +57,40 @@ impl ChainedStatus for FlowStatus {
     }
 }
 
+impl OwnerStatus for FlowStatus {
+    const KIND: &'static str = KIND;
+
+    fn uid(&self) -> Index {
+        self.uid
+    }
+
+    fn said(&self) -> (Option<String>, String, &str) {
+        (Some(self.state.phase.to_string()), self.reason.to_string(), &self.message)
+    }
+
+    fn report(&mut self, about: &Record, OwnerReport { why, quarantined_until }: OwnerReport) {
+        (self.uid, self.observed_index) = (about.created, about.index);
+        self.reason = match quarantined_until {
+            Some(_) => FlowReason::Quarantined,
+            None => FlowReason::InvalidRecord,
+        };
+        (self.message, self.last_error) = (why.clone(), Some(why));
+        self.quarantined_until = quarantined_until;
+    }
+
+    fn set_owner(&mut self, owner: JobOwner) {
+        self.owner = Some(owner);
+    }
+}
+
 /// Controller of one claimed flow.
 pub struct FlowController {
-    ctx: ControllerContext,
-    claimed: ClaimedRecord,
-    id: Namespaced,
     caches: Arc<FlowCaches>,
-    chain: StatusChain<FlowStatus>,
-    owner: JobOwner,
-    /// ModifyIndex of the record that the last plan was of, and when to plan again.
-    planned: Option<(Index, Option<Timestamp>)>,
+    record: OwnerRecord<FlowStatus>,
     /// The decoded record, while the flow is not over.
     decoded: Option<(Index, Arc<FlowSpec>)>,
     /// Names of jobs to be made that other jobs have.
     taken: Vec<ObjectName>,
-    /// What the log has warned of.
-    warned: Option<String>,
 }
 
 /// Jobs whose records were read, by name.
@@ -83,30 +106,15 @@ impl FlowController {
         caches: Arc<FlowCaches>,
     ) -> FlowController {
         let keys = (key::job_flow(&id), key::job_flow_status(&id));
-        let chain = StatusChain::new(&ctx, &claimed, keys, caches.owner.take_status(&id));
-        caches.owner.note(&id);
-        let owner = JobOwner { farm: ctx.farm.clone(), since: ctx.clock.wall() };
-        FlowController {
-            ctx,
-            claimed,
-            id,
-            caches,
-            chain,
-            owner,
-            planned: None,
-            decoded: None,
-            taken: Vec::new(),
-            warned: None,
-        }
+        let record = OwnerRecord::new(ctx, claimed, id, keys, &caches.owner);
+        FlowController { caches, record, decoded: None, taken: Vec::new() }
     }
 
-    fn job(&self, name: &ObjectName) -> Namespaced {
-        Namespaced { namespace: self.id.namespace.clone(), name: name.clone() }
-    }
-
-    /// Bytes of values that a transaction takes.
-    fn room(&self) -> usize {
-        self.ctx.limits.bytes.saturating_sub(FRAME_BYTES) / 4 * 3
+    /// What a transaction takes.
+    fn room(&self) -> ActionLimits {
+        let bytes = self.record.ctx.limits.bytes.saturating_sub(FRAME_BYTES) / 4 * 3;
+        let actions = self.record.ctx.limits.ops.saturating_sub(FRAME_OPS) / ACTION_OPS;
+        ActionLimits { bytes, actions: actions.clamp(1, plan::MOST_ACTIONS) }
     }
 
     /// Decodes the record if its ModifyIndex has changed.
@@ -114,7 +122,7 @@ impl FlowController {
         if let Some((_, same)) = self.decoded.as_ref().filter(|(then, _)| *then == record.index) {
             return Ok(same.clone());
         }
-        let spec = Arc::new(document::decode(&self.id, &record.value)?);
+        let spec = Arc::new(document::decode(&self.record.id, &record.value)?);
         self.decoded = Some((record.index, spec.clone()));
         Ok(spec)
     }
@@ -125,18 +133,21 @@ impl FlowController {
         record: &Record,
         spec: &FlowSpec,
     ) -> Result<(FlowPlan, ReadJobs), ReconcileError> {
-        let (uid, status) = (record.created, self.chain.status());
+        let uid = record.created;
+        let status = &*failpoints::change_status(self.record.chain.status());
+        let spec = &*failpoints::change_spec(spec);
         if !self.caches.templates.snapshot().is_read() {
             self.caches.templates.read_now().await?;
         }
         let deletes = spec.deleting
             || spec.retain == RetainPolicy::Delete && status.state.phase == FlowPhase::Succeed;
-        let (jobs, read) = self.read_jobs(uid, deletes).await?;
+        let (mut jobs, read) = self.read_jobs(uid, deletes).await?;
+        failpoints::change_jobs(&mut jobs);
         let templates = self.caches.templates.snapshot();
-        let now = self.ctx.clock.wall();
+        let now = self.record.ctx.clock.wall();
         let plan = |probes: &ProbeResults| {
             plan::plan(&FlowObserved {
-                id: &self.id,
+                id: &self.record.id,
                 uid,
                 spec,
                 status,
@@ -151,8 +162,8 @@ impl FlowController {
         if first.probes.is_empty() {
             return Ok((first, read));
         }
-        let reader = self.ctx.reader.as_ref();
-        let results = probes::ask(reader, &self.id.namespace, &first.probes).await?;
+        let reader = self.record.ctx.reader.as_ref();
+        let results = probes::ask(reader, &self.record.id.namespace, &first.probes).await?;
         Ok((plan(&results), read))
     }
 
@@ -162,13 +173,13 @@ impl FlowController {
         uid: Index,
         deletes: bool,
     ) -> Result<(ObservedJobs, ReadJobs), StoreError> {
-        let status = self.chain.status();
+        let status = self.record.chain.status();
         if status.uid != uid {
             return self.read_whole(uid, self.taken.clone()).await;
         }
         let mut whole: Vec<ObjectName> = self.taken.clone();
         if deletes {
-            whole.extend(plan::next_to_delete(&self.id.name, status));
+            whole.extend(plan::next_to_delete(&self.record.id.name, status));
         }
         let mut known = Vec::new();
         for job in status.active().filter(|job| !whole.contains(&job.name)) {
@@ -181,7 +192,12 @@ impl FlowController {
             let status = match uid {
                 Index::ZERO => None,
                 uid => {
-                    owner::look_at_status(self.ctx.reader.as_ref(), &self.job(&name), uid).await?
+                    owner::look_at_status(
+                        self.record.ctx.reader.as_ref(),
+                        &self.record.job(&name),
+                        uid,
+                    )
+                    .await?
                 }
             };
             Ok::<_, StoreError>((name, uid, status))
@@ -208,13 +224,14 @@ impl FlowController {
         names: Vec<ObjectName>,
     ) -> Result<(ObservedJobs, ReadJobs), StoreError> {
         let look = |name: ObjectName| async move {
-            let found = owner::look(self.ctx.reader.as_ref(), &self.job(&name)).await?;
+            let found =
+                owner::look(self.record.ctx.reader.as_ref(), &self.record.job(&name)).await?;
             Ok::<_, StoreError>((name, found))
         };
         let found: Vec<_> =
             stream::iter(names).map(look).buffered(CONCURRENT_READS).try_collect().await?;
         let (mut seen, mut read) = (ObservedJobs::new(), ReadJobs::new());
-        let own = ControllerRef { kind: KIND.to_owned(), name: self.id.name.clone(), uid };
+        let own = ControllerRef { kind: KIND.to_owned(), name: self.record.id.name.clone(), uid };
         for (name, job) in found {
             let one = match job {
                 None => ObservedJob::Gone,
@@ -257,24 +274,12 @@ impl FlowController {
             return;
         }
         let names = spec.steps.iter().flat_map(|step| {
-            (0..=step.retry).filter_map(|n| job_name(&self.id.name, &step.name, n).ok())
+            (0..=step.retry).filter_map(|n| job_name(&self.record.id.name, &step.name, n).ok())
         });
         let names: std::collections::BTreeSet<ObjectName> = names.collect();
-        let listed = &self.chain.status().job_status_list;
+        let listed = &self.record.chain.status().job_status_list;
         self.taken
             .retain(|name| names.contains(name) && !listed.iter().any(|job| job.name == *name));
-    }
-
-    /// Waits until the plan is due.
-    fn sleep(&self) -> Action {
-        match self.planned {
-            Some((_, Some(at))) => {
-                let pause = Duration::try_from(at.duration_since(self.ctx.clock.wall()));
-                Action::RequeueAfter(pause.unwrap_or(Duration::ZERO))
-            }
-            Some((_, None)) => Action::AwaitChange,
-            None => Action::RequeueAfter(Duration::ZERO),
-        }
     }
 
     /// Says what is wrong with a record. One that is being deleted is deleted nevertheless.
@@ -282,17 +287,11 @@ impl FlowController {
         if owner::is_deleting(&record.value) {
             let (jobs, read) = self.read_jobs(record.created, true).await?;
             let reads = (&jobs, self.room());
-            let plan = plan::deletion(&self.id, record.created, self.chain.status(), reads);
+            let plan =
+                plan::deletion(&self.record.id, record.created, self.record.chain.status(), reads);
             return self.commit(record, (plan, read)).await;
         }
-        let why = FieldError::list(problems);
-        if self.warned.as_ref() != Some(&why) {
-            warn!(alert = true, key = %key::job_flow(&self.id), why, "the JobFlow is not valid; it makes no jobs");
-            self.warned = Some(why.clone());
-        }
-        self.report(record, FlowReason::InvalidRecord, &why, None).await?;
-        self.planned = Some((record.index, None));
-        Ok(Action::AwaitChange)
+        self.record.report_invalid(record, FieldError::list(problems)).await
     }
 }
 
@@ -313,35 +312,28 @@ fn of_status(uid: Index, status: JobStatus) -> ObservedJob {
 #[async_trait]
 impl Controller for FlowController {
     async fn reconcile(&mut self) -> ReconcileResult {
-        let mut rung = self.caches.owner.take_rung(&self.claimed.id);
-        if self.chain.is_behind() {
-            self.chain.refresh().await?;
-            self.chain.caught_up();
-            rung = true;
-        }
-        let seen = self.claimed.records.snapshot();
-        let Some(record) = seen.value.0.get(&self.claimed.id) else {
-            return self.delete_leftovers().await;
+        let mut rung = self.caches.owner.take_rung(&self.record.claimed.id);
+        rung |= self.record.catch_up().await?;
+        let seen = self.record.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.record.claimed.id) else {
+            self.caches.set_waiting(&self.record.claimed.id, Default::default());
+            return self.record.delete_leftovers(&self.caches.owner).await;
         };
-        let is_due = |at: Option<Timestamp>| at.is_some_and(|at| at <= self.ctx.clock.wall());
         // Who deletes a job by hand rings no doorbell.
-        let is_active = self.chain.status().active().next().is_some();
-        if !rung
-            && !is_active
-            && self.planned.is_some_and(|(at, due)| at == record.index && !is_due(due))
-        {
-            return Ok(self.sleep());
+        let is_active = self.record.chain.status().active().next().is_some();
+        if !rung && !is_active && self.record.is_planned(record) {
+            return Ok(self.record.sleep());
         }
         let spec = match self.decode(record) {
             Ok(spec) => spec,
             Err(problems) => return self.invalid(record, &problems).await,
         };
-        self.warned = None;
+        self.record.is_valid();
         self.forget_taken(&spec);
         let decided = self.decide(record, &spec).await;
         if decided.is_err() {
             // The doorbell was not answered.
-            self.caches.owner.ring(&self.claimed.id);
+            self.caches.owner.ring(&self.record.claimed.id);
         }
         self.commit(record, decided?).await
     }
@@ -351,14 +343,6 @@ impl Controller for FlowController {
         error: &str,
         pause: Duration,
     ) -> Result<(), ReconcileError> {
-        if self.chain.is_behind() {
-            self.chain.refresh().await?;
-            self.chain.caught_up();
-        }
-        let seen = self.claimed.records.snapshot();
-        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
-        let until = self.ctx.clock.wall().checked_add(pause).ok();
-        self.planned = None;
-        self.report(record, FlowReason::Quarantined, error, until).await
+        self.record.report_quarantine(error, pause).await
     }
 }

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::graph;
-use crate::job::document::{self, FieldIssues, FieldReader};
+use crate::job::dependencies::DependencyType;
+use crate::job::document::{self, FieldIssues, FieldReader, JobQueue};
 use rcfarm_api::flow::KIND;
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::status::PodPhase;
@@ -50,18 +51,6 @@ pub enum FailurePolicy {
     Continue,
 }
 
-/// When a step may run, given the steps that it depends on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DependencyType {
-    /// All have completed.
-    #[default]
-    AfterOk,
-    /// All have ended, or were skipped.
-    AfterAny,
-    /// All have failed.
-    AfterNotOk,
-}
-
 /// A condition on the jobs that a step depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowProbe {
@@ -96,6 +85,15 @@ pub struct FlowStep {
     pub patch: Option<Value>,
     /// Hash of what must not change once its job was made.
     pub hash: String,
+}
+
+impl FlowStep {
+    /// The queue that the patch of this step, the `position`th, names.
+    #[must_use]
+    pub fn patched_queue(&self, position: usize) -> Option<JobQueue> {
+        let name = self.patch.as_ref()?.get("queue")?.as_str()?.to_owned();
+        Some(JobQueue { field: format!("spec.flows[{position}].patch.jobSpec.queue"), name })
+    }
 }
 
 /// A decoded flow.
@@ -231,6 +229,11 @@ fn step(
     }
     let name = object_name(&mut fields, "name", issues);
     let template = object_name(&mut fields, "template", issues);
+    if fields.take("maxRetry").is_some() {
+        // Volcano's example has it, but not its API, which drops it.
+        let why = "Volcano drops this field; write retry, or patch.jobSpec.maxRetry";
+        issues.warning(fields.at("maxRetry"), why);
+    }
     let retry = fields.count("retry", issues).unwrap_or(0);
     if retry > MOST_RETRIES {
         issues.problem(fields.at("retry"), format!("at most {MOST_RETRIES}"));
@@ -287,12 +290,7 @@ fn depends_on(
     }
     targets.sort_unstable();
     targets.dedup();
-    let types = [
-        ("afterok", DependencyType::AfterOk),
-        ("afterany", DependencyType::AfterAny),
-        ("afternotok", DependencyType::AfterNotOk),
-    ];
-    let dependency = fields.word("type", &types, issues);
+    let dependency = fields.word("type", &DependencyType::WORDS, issues);
     let mut probe = fields.object("probe", issues);
     let probes = probes(&mut probe, issues);
     for (is_there, what) in [(dependency.is_some(), "type"), (!probes.is_empty(), "probe")] {

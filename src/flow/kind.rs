@@ -1,10 +1,11 @@
-//! JobFlows as a kind of record: data, hooks, and what controllers share.
+//! JobFlows as a kind of record: data and hooks.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use super::caches::FlowCaches;
 use super::controller::FlowController;
 use super::{document, template};
 use crate::farm::kind::{
@@ -14,13 +15,10 @@ use crate::farm::records::Records;
 use crate::farm::subscriptions::Subscriber;
 use crate::job::document::labels_in;
 use crate::job::owner;
-use crate::job::owner_caches::OwnerCaches;
-use rcfarm_api::flow::{FlowStatus, KIND, TEMPLATE_KIND};
+use rcfarm_api::flow::{KIND, TEMPLATE_KIND};
 use rcfarm_api::ids::RecordId;
 use rcfarm_api::{FieldError, key};
-use rcfarm_store::cache::Cache;
-use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Index, Reader, StoreError};
+use rcfarm_store::{Index, StoreError};
 
 /// Prefixes, rights and checks of the kind `flow`.
 #[must_use]
@@ -68,41 +66,6 @@ fn check_flow(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 
 fn check_template(tail: &str, value: &[u8]) -> Result<(), FieldError> {
     first(template::decode(&owner::record_name(TEMPLATE_KIND, tail)?, value))
-}
-
-/// What all controllers of flows share.
-pub struct FlowCaches {
-    pub(super) owner: OwnerCaches<FlowStatus>,
-    /// `rcfarm/job_templates/`
-    pub(super) templates: Arc<Cache<Records>>,
-    /// By flow, the templates that its steps wait for.
-    waiting: Mutex<BTreeMap<RecordId, BTreeSet<RecordId>>>,
-}
-
-impl FlowCaches {
-    fn new(reader: &Arc<dyn Reader>) -> FlowCaches {
-        FlowCaches {
-            owner: OwnerCaches::new(reader.clone(), key::job_flow_statuses()),
-            templates: Cache::new(reader.clone(), key::job_templates(), PollPolicy::PROMPT),
-            waiting: Mutex::default(),
-        }
-    }
-
-    /// The templates that a flow waits for from now on.
-    pub(super) fn set_waiting(&self, flow: &RecordId, templates: BTreeSet<RecordId>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        match templates.is_empty() {
-            true => drop(waiting.remove(flow)),
-            false => drop(waiting.insert(flow.clone(), templates)),
-        }
-    }
-
-    /// Flows that wait for one of these templates.
-    fn waiting_for(&self, templates: &BTreeSet<RecordId>) -> BTreeSet<RecordId> {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |wanted: &BTreeSet<RecordId>| templates.iter().any(|one| wanted.contains(one));
-        waiting.iter().filter(|(_, wanted)| waits(wanted)).map(|(flow, _)| flow.clone()).collect()
-    }
 }
 
 /// Controllers of the kind `flow`.

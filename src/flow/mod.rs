@@ -17,10 +17,13 @@
 //! | [`plan`] | decides the next transaction |
 //! | [`controller`] | reads, commits, sleeps until something changes |
 //! | [`probes`] | asks members of jobs whether they are ready |
-//! | [`kind`] | what controllers share; the kind `flow`: prefixes, rights, hooks |
+//! | `caches` | what controllers share |
+//! | [`kind`] | the kind `flow`: prefixes, rights, hooks |
 
+mod caches;
 pub mod controller;
 pub mod document;
+mod failpoints;
 pub mod graph;
 pub mod kind;
 pub mod plan;

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::document::{FailurePolicy, FlowSpec, ProbeCheck, RetainPolicy, job_name};
 use super::template::{self, MakingFlow};
 use crate::farm::records::Records;
+use crate::job::dependencies::DependencyType;
 use rcfarm_api::flow::{FlowJob, FlowPhase, FlowReason, FlowStatus};
 use rcfarm_api::ids::{Namespaced, ObjectName, RecordId};
 use rcfarm_api::job::phase::JobPhase;
@@ -55,9 +56,17 @@ pub struct FlowObserved<'a> {
     pub templates: &'a Records,
     /// What became of the network probes of a step, if they were made.
     pub probes: &'a BTreeMap<ObjectName, Result<(), String>>,
-    /// Bytes of values that a transaction takes.
-    pub room: usize,
+    pub room: ActionLimits,
     pub now: Timestamp,
+}
+
+/// What a transaction takes.
+#[derive(Debug, Clone, Copy)]
+pub struct ActionLimits {
+    /// Bytes of values.
+    pub bytes: usize,
+    /// Jobs that it makes, stops or deletes.
+    pub actions: usize,
 }
 
 /// Jobs that were read, by name.
@@ -246,7 +255,7 @@ impl<'a> Planning<'a> {
     fn make(&mut self, position: usize, retries: u32) {
         let seen = self.seen;
         let step = &seen.spec.steps[position];
-        if self.actions.len() >= MOST_ACTIONS
+        if self.actions.len() >= seen.room.actions
             || self.active >= MOST_ACTIVE
             || self.invalid >= MOST_INVALID
         {
@@ -310,7 +319,7 @@ impl<'a> Planning<'a> {
             self.bytes = observe::bytes(&self.status);
         }
         let with_it = self.bytes + bytes + ACTION_BYTES;
-        let fits = with_it <= self.seen.room;
+        let fits = with_it <= self.seen.room.bytes;
         if fits {
             self.bytes = with_it;
         }
@@ -369,11 +378,11 @@ impl<'a> Planning<'a> {
         let spec = self.seen.spec;
         let goes_on = |job: &FlowJob| {
             let step = spec.steps.iter().find(|step| step.name == job.step);
-            step.is_some_and(|step| step.dependency != super::document::DependencyType::AfterOk)
+            step.is_some_and(|step| step.dependency != DependencyType::AfterOk)
         };
         let active = self.status.job_status_list.iter_mut();
         let active = active.filter(|job| !job.state.is_final() && !job.stopping && !goes_on(job));
-        for job in active.take(MOST_ACTIONS) {
+        for job in active.take(self.seen.room.actions) {
             job.stopping = true;
             self.actions.push(FlowAction::Terminate { name: job.name.clone(), uid: job.uid });
         }

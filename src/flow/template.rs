@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::document::{API_VERSION, FlowStep, check_type};
-use crate::job::document::{self, FieldIssues, FieldReader, Read};
+use crate::job::document::{self, FieldIssues, FieldReader, JobQueue, Read};
 use crate::job::owner::ControllerRef;
 use rcfarm_api::flow::{KIND, TEMPLATE_KIND};
 use rcfarm_api::ids::Namespaced;
@@ -16,11 +16,20 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// A job of a flow stays for at least so many seconds after its end, so that the flow sees how it ended.
 pub const LEAST_TTL: u64 = 60;
 
-/// Checks a template's document that is stored as `id`. Returns its warnings.
+/// What a valid template says.
+#[derive(Debug)]
+pub struct TemplateSpec {
+    /// Queue of its jobs.
+    pub queue: JobQueue,
+    /// Fields that have no effect.
+    pub warnings: Vec<FieldError>,
+}
+
+/// Checks a template's document that is stored as `id`.
 ///
 /// # Errors
 /// All issues, with their paths.
-pub fn check(id: &Namespaced, document: &Value) -> Result<Vec<FieldError>, Vec<FieldError>> {
+pub fn check(id: &Namespaced, document: &Value) -> Result<TemplateSpec, Vec<FieldError>> {
     let mut issues = FieldIssues::default();
     let mut top = FieldReader::of("", document, &mut issues);
     check_type(&mut top, TEMPLATE_KIND, &mut issues);
@@ -29,11 +38,18 @@ pub fn check(id: &Namespaced, document: &Value) -> Result<Vec<FieldError>, Vec<F
     let spec = top.take("spec").cloned().unwrap_or_default();
     top.finish(&mut issues);
     let job = json!({"metadata": {"name": id.name, "namespace": id.namespace}, "spec": spec});
+    let FieldIssues { mut warnings, mut problems } = issues;
     match document::read(id, &job) {
-        Ok(Read { warnings, .. }) => issues.warnings.extend(warnings),
-        Err(problems) => issues.problems.extend(problems),
+        Ok(Read { spec, warnings: more, .. }) if problems.is_empty() => {
+            warnings.extend(more);
+            let field = document::queue_field(spec.framework).to_owned();
+            Ok(TemplateSpec { queue: JobQueue { field, name: spec.queue }, warnings })
+        }
+        read => {
+            problems.extend(read.err().unwrap_or_default());
+            Err(problems)
+        }
     }
-    if issues.problems.is_empty() { Ok(issues.warnings) } else { Err(issues.problems) }
 }
 
 /// Checks a stored record.

@@ -78,6 +78,8 @@ pub struct JobController {
     default_ttl: Option<Duration>,
     /// Whether this owner has read all pods' states at least once since it claimed the job.
     has_read_states: bool,
+    /// Whether it waits for other jobs.
+    is_waiting: bool,
 }
 
 impl Revisioned for JobStatus {
@@ -121,6 +123,7 @@ impl ChainedStatus for JobStatus {
 impl Drop for JobController {
     fn drop(&mut self) {
         self.caches.note_group(&self.id, true);
+        self.stop_waiting();
     }
 }
 
@@ -156,6 +159,7 @@ impl JobController {
             decoded: None,
             default_ttl,
             has_read_states: false,
+            is_waiting: false,
         }
     }
 
@@ -491,6 +495,9 @@ impl Controller for JobController {
         let Some(mut input) = self.read_input(record).await? else {
             return Ok(Action::AwaitChange);
         };
+        if self.waits_for_others(&input).await? {
+            return Ok(Action::AwaitChange);
+        }
         let mut step = offload(input.record.members(), || self.plan_step(&input)).await?;
         if self.read_stopped(&step).await? {
             let Some(again) = self.read_input(record).await? else {

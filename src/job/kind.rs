@@ -173,6 +173,7 @@ impl Kind for JobKind {
         subscriber.on_with_records(&self.caches.groups, move |wake, old, new| {
             let touched = GroupStatusIndex::touched_keys(&old.value, &new.value);
             wake.records(caches.with_group(&touched));
+            wake.records(caches.waiting_for(&touched));
         });
         let caches = self.caches.clone();
         subscriber.on_with_records(&view.intents, move |wake, old, new| {

@@ -11,10 +11,11 @@ use super::frameworks::{self, Cluster, ClusterPeer, Variable, mpi};
 use super::plan::Create;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 pub use rcfarm_api::job::identity::PodIdentity;
-use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
+use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Plugin, Restart, Slot};
 use rcfarm_api::manifest::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
-    PodManifest, ProcessStanza, RestartStanza, RestartWhen,
+    PodManifest, ProcessStanza, RestartStanza, RestartWhen, ServicePort, ServiceStanza,
+    check_service_name,
 };
 use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
@@ -89,9 +90,28 @@ impl Placed<'_> {
             resources: amounts(&template.resources()),
             run_as: template.run_as.as_ref().map(|user| json!(user)),
             resource_limits: limits(&template.containers),
+            services: self.service(&create.slot, peers).into_iter().collect(),
             ..PodManifest::default()
         };
         manifest.text()
+    }
+
+    /// The service of a member, if the job asks for them by Volcano's plugin svc. Where its name is none of a service, such
+    /// as one with a dot, the member has none.
+    fn service(&self, slot: &Slot, peers: &BTreeMap<Slot, ClusterPeer>) -> Option<ServiceStanza> {
+        self.job.plugins.get(&Plugin::Svc)?;
+        let task = self.job.task(&slot.task)?;
+        let name = format!("{}-{}-{}", self.id.name, slot.task, slot.index).to_lowercase();
+        check_service_name(&name).ok()?;
+        let listens = frameworks::of(self.job.framework).listens(self.job, task);
+        let port = listens.zip(peers.get(slot)).map(|(port, peer)| peer.port(port));
+        let tags = [self.id.namespace.to_string(), self.id.name.to_string(), slot.task.clone()];
+        Some(ServiceStanza {
+            name,
+            port: port.map(ServicePort::Number),
+            tags: tags.to_vec(),
+            meta: BTreeMap::new(),
+        })
     }
 
     fn launchable(
@@ -475,6 +495,37 @@ mod tests {
         assert_eq!(value("I_MPI_HYDRA_BOOTSTRAP"), "slurm");
         assert_eq!(value("OMPI_MCA_plm_rsh_agent"), "ssh");
         assert_eq!(value("I_MPI_HYDRA_HOST_FILE"), "$(POD_HOME)/hostfile", "it is written there");
+    }
+
+    #[test]
+    fn members_of_a_job_with_the_plugin_svc_have_services() {
+        let id: Namespaced = "team-a/train".parse().unwrap();
+        let services = |id: &Namespaced, plugins: Value| {
+            let container = json!({"name": "c", "command": ["t"]});
+            let task = |name: &str| json!({"name": name, "replicas": 1, "template": {"spec": {"containers": [container]}}});
+            let document =
+                json!({"spec": {"plugins": plugins, "tasks": [task("master"), task("worker")]}});
+            let job = crate::job::document::read(id, &document).unwrap().spec;
+            let slots = [Slot::new("master", 0), Slot::new("worker", 0)];
+            let places = slots.iter().map(|slot| (slot.clone(), "n1".parse().unwrap())).collect();
+            let ports = [(slots[0].clone(), 20_001)].into();
+            let address = |_: &NodeName| "h".to_owned();
+            let placed = Placed { ports: &ports, ..placed(id, &job, &places, &address) };
+            slots.map(|slot| {
+                let create = Create { slot, node: "n1".parse().unwrap(), version: 0, attempt: 0 };
+                let pod = create.slot.pod_id(id, PodIdFormat::Plain).unwrap();
+                let manifest = Manifest::parse(&placed.manifest(&create, &pod, &placed.peers()));
+                let pod = rcfarm_api::manifest::PodManifest::read(&manifest.unwrap()).unwrap();
+                pod.check_services().unwrap();
+                pod.services
+            })
+        };
+        assert_eq!(services(&id, json!({"env": []})), [vec![], vec![]]);
+        let [master, worker] = services(&id, json!({"svc": [], "pytorch": []}));
+        assert_eq!(master[0].name, "train-master-0");
+        assert_eq!(master[0].tags, ["team-a", "train", "master"]);
+        assert_eq!(master[0].port, Some(ServicePort::Number(20_001)));
+        assert_eq!((worker[0].name.as_str(), &worker[0].port), ("train-worker-0", &None));
     }
 
     #[test]

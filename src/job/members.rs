@@ -41,6 +41,8 @@ pub struct MemberPod {
     pub message: String,
     /// How its last run failed. It may be restarted meanwhile.
     pub failure: Option<PodFailure>,
+    /// Whether a process of it has ended, and waits until its agent starts it again.
+    pub is_due: bool,
 }
 
 impl MemberPod {
@@ -288,13 +290,13 @@ pub fn restarts_in_place(job: &JobSpec, members: &BTreeMap<Slot, &MemberPod>) ->
     restarted_in_place(job, members).map(|pod| pod.restarts).fold(0, u32::saturating_add)
 }
 
-/// Members that have failed and that their agents are about to restart.
+/// Members that have ended and that their agents are about to restart.
 #[must_use]
 pub fn due_in_place<'m>(
     job: &JobSpec,
     members: &'m BTreeMap<Slot, &MemberPod>,
 ) -> Vec<&'m MemberPod> {
-    restarted_in_place(job, members).filter(|pod| pod.failure.is_some()).collect()
+    restarted_in_place(job, members).filter(|pod| pod.is_due || pod.failure.is_some()).collect()
 }
 
 /// Writes the counts to the status.

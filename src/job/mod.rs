@@ -17,45 +17,37 @@
 //! | `controller` | start here: reads record and pods, plans, commits one transaction |
 //! | [`document`] | decodes and validates the user's document |
 //! | [`machine`] | state machine of the ten phases |
-//! | [`plan`](mod@plan), `advance`, [`triggers`], [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
+//! | [`plan`](mod@plan), [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
-//! | `deletion` | deletion on request, or after the TTL |
-//! | `gang` | starts of whole gangs after a restart |
-//! | `waiting`, `transition` | reason and message of a job that waits, and of a phase that begins |
-//! | `batched_start` | starts that need several transactions |
+//! | [`dependencies`] | jobs that wait for others |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
 //! | `events` | audit records |
-//! | [`owner`] | jobs that another record makes, such as a CronJob |
+//! | [`owner`], [`owner_record`] | jobs that another record makes, such as a CronJob; what its controller does alike |
 //! | [`kind`] | the kind `job`: prefixes, rights, subscriptions |
 
 pub mod adoption;
-mod advance;
-mod batched_start;
 pub mod caches;
 mod collect_orphans;
 mod controller;
-mod deletion;
+pub mod dependencies;
 pub mod document;
 pub mod doorbells;
 mod events;
 mod failpoints;
 pub mod frameworks;
-mod gang;
 pub mod kind;
 pub mod machine;
 pub mod manifest;
 pub mod members;
 pub mod owner;
 pub mod owner_caches;
+pub mod owner_record;
 pub mod plan;
 pub mod pod_status;
 pub mod pods;
 pub mod policies;
 #[cfg(test)]
 mod scenarios;
-mod transition;
-pub mod triggers;
-mod waiting;
 pub mod writes;

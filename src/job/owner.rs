@@ -6,11 +6,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::document;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, JobChange, record_hash};
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::JobUid;
+use rcfarm_api::job::spec::{JobUid, VOLCANO_JOB};
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::{FieldError, InvalidText, Stored, Timestamp, key};
 use rcfarm_store::{Entry, Index, Key, Op, Query, Reader, StoreError};
@@ -70,8 +69,8 @@ impl ControllerRef {
             "uid": self.uid.to_string(), "controller": true,
         }]);
         let mut job = json!({"metadata": metadata, "spec": of("spec").unwrap_or(Value::Null)});
-        job["apiVersion"] = of("apiVersion").unwrap_or_else(|| json!(document::VOLCANO_JOB.0));
-        job["kind"] = of("kind").unwrap_or_else(|| json!(document::VOLCANO_JOB.1));
+        job["apiVersion"] = of("apiVersion").unwrap_or_else(|| json!(VOLCANO_JOB.0));
+        job["kind"] = of("kind").unwrap_or_else(|| json!(VOLCANO_JOB.1));
         job
     }
 }

@@ -1,22 +1,37 @@
 //! Plans the next step of a job. Pure.
 //!
-//! A plan handles one request ([`super::triggers`]) with one step of the state machine. It yields pods to create and
+//! A plan handles one request ([`triggers`]) with one step of the state machine. It yields pods to create and
 //! remove, the change of the PodGroup and the next status. The controller commits it and plans again.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`triggers`] | what asks for the next step: commands, ends and failures of members, deadlines |
+//! | `advance` | one step of the state machine |
+//! | `deletion` | deletion on request, or after the TTL |
+//! | `gang` | starts of whole gangs after a restart |
+//! | `waiting`, `transition` | reason and message of a job that waits, and of a phase that begins |
+//! | `batched_start` | starts that need several transactions |
+
+mod advance;
+pub(super) mod batched_start;
+mod deletion;
+mod gang;
+mod transition;
+pub mod triggers;
+pub(super) mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::advance::advance;
+use self::deletion::{expiry, finalize, is_over};
 use super::adoption::{AdoptionVerdict, Reference, verdict};
-use super::advance::advance;
-use super::deletion::{expiry, finalize, is_over};
 use super::frameworks::{self, FrameworkOutcome, TaskCounts};
 use super::machine::{JobRequest, PhaseDecision};
 use super::members::{
     FreePod, MemberPod, MemberRemoveReason, Sorted, attempt_of, counts, dependencies_ready, ended,
     failures, publish, remember, sort,
 };
-use super::triggers;
-use super::{batched_start, gang, waiting};
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespaced, NodeName};
@@ -50,6 +65,8 @@ pub struct ObservedGroup {
     pub pod_ids: PodIdFormat,
     /// Whether it lost members and cannot place them.
     pub unknown: bool,
+    /// Why its members have to stop: another group takes their room.
+    pub evicted: Option<String>,
     /// Whether all its members have ended: no member starts in this round.
     pub is_over: bool,
     /// Reason and message while it waits.
@@ -128,7 +145,7 @@ pub enum GroupStep {
 pub struct JobPlan {
     /// Status after the step.
     pub status: JobStatus,
-    /// Pods to create: the first ones in this transaction, the rest in a `super::batched_start`.
+    /// Pods to create: the first ones in this transaction, the rest in a `batched_start`.
     pub create: Vec<Create>,
     pub remove: Vec<(MemberPod, MemberRemoveReason)>,
     /// Whether to remove pods of an older job of the name.
@@ -247,8 +264,10 @@ fn take_step<'p>(
         },
         &mut plan.status,
     );
-    let given_up = gang::give_up(seen, &plan.status, &sorted.members);
-    let trigger = given_up.filter(|_| trigger.ask == JobRequest::Sync).unwrap_or(trigger);
+    let given_up = || gang::give_up(seen, &plan.status, &sorted.members);
+    let stopped = gang::evict(seen, &plan.status, &sorted.members, outcome.verdict);
+    let stopped = stopped.or_else(given_up).filter(|_| trigger.ask == JobRequest::Sync);
+    let trigger = stopped.unwrap_or(trigger);
     plan.consume.clone_from(&trigger.command);
     if trigger.ask != JobRequest::Sync {
         plan.asked = Some((trigger.ask, trigger.reason));

@@ -22,6 +22,8 @@ pub struct PodState {
     pub message: String,
     /// How its last run failed, of the process that failed first in the list. It may be restarted meanwhile.
     pub failure: Option<PodFailure>,
+    /// Whether a process of it has ended, and waits until its agent starts it again.
+    pub is_due: bool,
     /// Whether it ended because its node's lease ended. It did not fail.
     pub is_evicted: bool,
 }
@@ -87,6 +89,11 @@ fn failure(process: &ProcessStatus) -> Option<PodFailure> {
     })
 }
 
+/// Whether the process has ended, and is to be started again: with `Always` also one that has succeeded.
+fn is_due(process: &ProcessStatus) -> bool {
+    process.phase == NodePodPhase::Backoff && process.last_exit.is_some() && !is_evicted(process)
+}
+
 fn is_evicted(process: &ProcessStatus) -> bool {
     process.last_exit.as_ref().is_some_and(|exit| exit.reason == Some(ExitReason::LeaseEnded))
 }
@@ -123,6 +130,7 @@ pub fn stands(status: &PodStatus) -> PodState {
         is_unfit: status.phase == NodePodPhase::Unfit,
         message: status.message.clone(),
         failure: status.processes.iter().find_map(failure),
+        is_due: status.processes.iter().any(is_due),
         is_evicted: phase == PodPhase::Failed && status.processes.iter().any(is_evicted),
     }
 }

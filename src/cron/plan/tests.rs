@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use std::time::Duration;
+
 use super::*;
 use crate::cron::document::read;
 

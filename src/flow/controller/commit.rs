@@ -3,21 +3,19 @@
 use tracing::{info, warn};
 
 use super::{FlowController, ReadJobs};
-use crate::farm::kind::{Action, ReconcileError, ReconcileResult};
+use crate::farm::kind::{Action, ReconcileResult};
 use crate::farm::records::Record;
 use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusWrite};
 use crate::flow::plan::{FlowAction, FlowDeleteReason, FlowPlan};
 use crate::job::owner;
-use rcfarm_api::audit::{Actor, AuditRecord, Details, RecordStep};
+use crate::job::owner_record::LONGEST_MESSAGE;
+use rcfarm_api::audit::{AuditRecord, Details, RecordStep};
 use rcfarm_api::command::{Command, CommandAction, Target};
-use rcfarm_api::flow::{FlowReason, FlowStatus, KIND};
+use rcfarm_api::flow::{FlowReason, FlowStatus};
 use rcfarm_api::ids::ObjectName;
 use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::{Stored, Timestamp, key};
 use rcfarm_store::{Index, Op};
-
-/// Longer messages are cut, in bytes.
-const LONGEST_MESSAGE: usize = 4 * 1024;
 
 impl FlowController {
     /// Commits a plan, unless it changes nothing.
@@ -27,22 +25,22 @@ impl FlowController {
         (plan, read): (FlowPlan, ReadJobs),
     ) -> ReconcileResult {
         let FlowPlan { mut status, actions, wake_after, waits_for, .. } = plan;
-        self.caches.set_waiting(&self.claimed.id, waits_for);
+        self.caches.set_waiting(&self.record.claimed.id, waits_for);
         status.observed_index = record.index;
         status.message = cut(&status.message, LONGEST_MESSAGE);
         (status.last_error, status.quarantined_until) = (None, None);
-        let old = self.chain.status();
-        let now = self.ctx.clock.wall();
+        let old = self.record.chain.status();
+        let now = self.record.ctx.clock.wall();
         let wake_at = wake_after.and_then(|pause| now.checked_add(pause).ok());
         if actions.is_empty() && status == *old {
-            self.planned = Some((record.index, wake_at));
+            self.record.planned = Some((record.index, wake_at));
             return Ok(self.rest());
         }
         let is_news = (status.reason, &status.message, status.state.phase)
             != (old.reason, &old.message, old.state.phase);
-        status.owner = Some(self.owner.clone());
+        status.owner = Some(self.record.owner.clone());
         let mut change = Change::of_status(RecordGuard::At(record.index), status.clone());
-        let mut step = self.step(record.created, &status);
+        let mut step = self.record.step(record.created, &status);
         let mut shared = Vec::new();
         for action in &actions {
             self.carry_out(
@@ -53,7 +51,7 @@ impl FlowController {
             );
         }
         change.audit.push(AuditRecord::new(&Details::RecordStep(step), now));
-        match self.chain.commit(change).await? {
+        match self.record.chain.commit(change).await? {
             Committed::Applied(_) => {
                 if is_news {
                     self.log(&status);
@@ -65,18 +63,18 @@ impl FlowController {
                 let names = refused.shared.iter().filter_map(|op| shared.get(*op)?.clone());
                 self.look_at_refused(record.created, names.collect()).await?;
                 // A template may have changed.
-                self.caches.owner.ring(&self.claimed.id);
-                Ok(self.chain.after_refusal())
+                self.caches.owner.ring(&self.record.claimed.id);
+                Ok(self.record.chain.after_refusal())
             }
         }
     }
 
     /// Sleeps; a flow that is over keeps no decoded record.
     fn rest(&mut self) -> Action {
-        if self.chain.status().completion_time.is_some() {
+        if self.record.chain.status().completion_time.is_some() {
             self.decoded = None;
         }
-        self.sleep()
+        self.record.sleep()
     }
 
     /// Adds what an action does to a change.
@@ -90,7 +88,8 @@ impl FlowController {
         let Parts { change, step, shared, record } = parts;
         match action {
             FlowAction::Create { name, job, template, template_index } => {
-                let (op, audit) = owner::create(&self.job(name), job, &self.why("StepReady"), now);
+                let (op, audit) =
+                    owner::create(&self.record.job(name), job, &self.record.why("StepReady"), now);
                 change.shared.push(op);
                 shared.push(Some(name.clone()));
                 let key = key::job_template(template);
@@ -100,14 +99,17 @@ impl FlowController {
                 step.jobs_created.push(name.to_string());
             }
             FlowAction::Terminate { name, uid } => {
-                let job = self.job(name);
+                let job = self.record.job(name);
                 let command = Command {
                     action: CommandAction::TerminateJob,
                     target: Target::Job { job, uid: *uid, task: None, index: None },
-                    reason: self.why("another step has failed"),
-                    issued_by: self.ctx.farm.to_string(),
+                    reason: self.record.why("another step has failed"),
+                    issued_by: self.record.ctx.farm.to_string(),
                 };
-                let key = key::job_command(&self.id.namespace, self.ctx.ids.ordered_uuid(now));
+                let key = key::job_command(
+                    &self.record.id.namespace,
+                    self.record.ctx.ids.ordered_uuid(now),
+                );
                 change.ops.push(Op::Set { key, value: command.encode(), flags: 0 });
             }
             FlowAction::Delete { name, why } => {
@@ -117,7 +119,8 @@ impl FlowController {
                         FlowDeleteReason::NotRetained => "jobRetainPolicy",
                         FlowDeleteReason::OwnerDeleted => "Deleted",
                     };
-                    let (op, audit) = owner::delete(&self.job(name), found, &self.why(why), now);
+                    let (op, audit) =
+                        owner::delete(&self.record.job(name), found, &self.record.why(why), now);
                     change.shared.push(op);
                     shared.push(None);
                     change.audit.push(audit);
@@ -126,38 +129,34 @@ impl FlowController {
             }
             FlowAction::Finish => {
                 change.status = StatusWrite::Delete;
-                let (key, index) = (key::job_flow(&self.id), record.index);
+                let (key, index) = (key::job_flow(&self.record.id), record.index);
                 change.ops.push(Op::DeleteCas { key, index });
                 step.reason = "Deleted".to_owned();
             }
         }
     }
 
-    fn why(&self, why: &str) -> String {
-        format!("{KIND} {}: {why}", self.id)
-    }
-
     /// Notes what was committed. After an action it is planned again at once.
     fn applied(&mut self, index: Index, actions: &[FlowAction], wake_at: Option<Timestamp>) {
-        self.planned = match actions.is_empty() {
+        self.record.planned = match actions.is_empty() {
             true => Some((index, wake_at)),
             false => Some((index, Some(Timestamp::MIN))),
         };
         for action in actions {
             match action {
                 FlowAction::Create { name, .. } => {
-                    info!(record = %self.id, job = %name, "JobFlow: job made");
+                    info!(record = %self.record.id, job = %name, "JobFlow: job made");
                 }
                 FlowAction::Terminate { name, .. } => {
-                    info!(record = %self.id, job = %name, "JobFlow: job terminated");
+                    info!(record = %self.record.id, job = %name, "JobFlow: job terminated");
                 }
                 FlowAction::Delete { name, why } => {
-                    info!(record = %self.id, job = %name, ?why, "JobFlow: job deleted");
+                    info!(record = %self.record.id, job = %name, ?why, "JobFlow: job deleted");
                 }
                 FlowAction::Finish => {
-                    info!(record = %self.id, "JobFlow deleted");
-                    self.caches.owner.forget(&self.id);
-                    self.planned = None;
+                    info!(record = %self.record.id, "JobFlow deleted");
+                    self.caches.owner.forget(&self.record.id);
+                    self.record.planned = None;
                 }
             }
         }
@@ -171,75 +170,12 @@ impl FlowController {
             | FlowReason::JobNameTaken
             | FlowReason::ChangeRefused
             | FlowReason::StepFailed => {
-                warn!(record = %self.id, %phase, reason = %status.reason, why = status.message, "JobFlow");
+                warn!(record = %self.record.id, %phase, reason = %status.reason, why = status.message, "JobFlow");
             }
-            reason => info!(record = %self.id, %phase, %reason, why = status.message, "JobFlow"),
-        }
-    }
-
-    fn step(&self, uid: Index, status: &FlowStatus) -> RecordStep {
-        RecordStep {
-            kind: KIND.to_owned(),
-            record: self.id.clone(),
-            uid,
-            actor: Actor::Farm,
-            farm: Some(self.ctx.farm.clone()),
-            phase: Some(status.state.phase.to_string()),
-            reason: status.reason.to_string(),
-            message: status.message.clone(),
-            jobs_created: Vec::new(),
-            jobs_deleted: Vec::new(),
-        }
-    }
-
-    /// Deletes the status of a record that was deleted by hand. The jobs stay.
-    pub(super) async fn delete_leftovers(&mut self) -> ReconcileResult {
-        self.caches.set_waiting(&self.claimed.id, Default::default());
-        if self.chain.index() == Index::ZERO {
-            self.caches.owner.forget(&self.id);
-            return Ok(Action::AwaitChange);
-        }
-        let mut step = self.step(self.chain.status().uid, self.chain.status());
-        (step.reason, step.message) = ("Deleted".to_owned(), String::new());
-        let change = Change {
-            status: StatusWrite::Delete,
-            audit: vec![AuditRecord::new(&Details::RecordStep(step), self.ctx.clock.wall())],
-            ..Change::of_status(RecordGuard::Absent, FlowStatus::default())
-        };
-        match self.chain.commit(change).await? {
-            Committed::Applied(_) => {
-                self.caches.owner.forget(&self.id);
-                Ok(Action::AwaitChange)
+            reason => {
+                info!(record = %self.record.id, %phase, %reason, why = status.message, "JobFlow")
             }
-            Committed::Refused(_) => Ok(self.chain.after_refusal()),
         }
-    }
-
-    /// Writes into the status why nothing is done, if it does not say so yet.
-    pub(super) async fn report(
-        &mut self,
-        record: &Record,
-        reason: FlowReason,
-        why: &str,
-        until: Option<Timestamp>,
-    ) -> Result<(), ReconcileError> {
-        let why = cut(why, LONGEST_MESSAGE);
-        let mut status = self.chain.status().clone();
-        if status.uid != record.created {
-            let revision = status.revision;
-            status = FlowStatus { uid: record.created, revision, ..FlowStatus::default() };
-        }
-        status.observed_index = record.index;
-        (status.reason, status.message) = (reason, why.clone());
-        (status.last_error, status.quarantined_until) = (Some(why), until);
-        if status == *self.chain.status() {
-            return Ok(());
-        }
-        status.owner = Some(self.owner.clone());
-        let step = self.step(record.created, &status);
-        let mut change = Change::of_status(RecordGuard::At(record.index), status);
-        change.audit.push(AuditRecord::new(&Details::RecordStep(step), self.ctx.clock.wall()));
-        self.chain.commit(change).await.map(drop)
     }
 }
 

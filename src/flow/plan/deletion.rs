@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::observe::{begin, bytes};
 use super::{
-    ACTION_BYTES, FlowAction, FlowDeleteReason, FlowPlan, MOST_ACTIONS, ObservedJob, ObservedJobs,
+    ACTION_BYTES, ActionLimits, FlowAction, FlowDeleteReason, FlowPlan, MOST_ACTIONS, ObservedJob,
+    ObservedJobs,
 };
 use crate::flow::document::job_name;
 use rcfarm_api::Index;
@@ -26,7 +27,7 @@ pub fn deletion(
     id: &Namespaced,
     uid: Index,
     stored: &FlowStatus,
-    reads: (&ObservedJobs, usize),
+    reads: (&ObservedJobs, ActionLimits),
 ) -> FlowPlan {
     let mut status = begin(uid, stored);
     status.state.phase = FlowPhase::Terminating;
@@ -43,7 +44,7 @@ pub fn deletion(
 pub(super) fn delete_some(
     flow: &ObjectName,
     status: &mut FlowStatus,
-    (jobs, room): (&ObservedJobs, usize),
+    (jobs, room): (&ObservedJobs, ActionLimits),
     why: FlowDeleteReason,
 ) -> Vec<FlowAction> {
     let mut actions = Vec::new();
@@ -57,7 +58,7 @@ pub(super) fn delete_some(
                     // Its record is written again.
                     let Some(bytes) = job.bytes else { return actions };
                     used += bytes + ACTION_BYTES;
-                    let is_full = actions.len() >= MOST_ACTIONS || used > room;
+                    let is_full = actions.len() >= room.actions || used > room.bytes;
                     if is_full && !actions.is_empty() {
                         return actions;
                     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{FlowObserved, ObservedJob, OwnJob, ProbeRequest};
-use crate::flow::document::{DependencyType, FailurePolicy, FlowStep, ProbeCheck};
+use crate::flow::document::{FailurePolicy, FlowStep, ProbeCheck};
+use crate::job::dependencies::DependencyType;
 use rcfarm_api::flow::{FlowJob, FlowStatus};
 use rcfarm_api::ids::ObjectName;
 use rcfarm_api::job::phase::JobPhase;

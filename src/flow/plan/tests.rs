@@ -92,7 +92,7 @@ impl Case {
             jobs: &self.jobs,
             templates: &self.templates,
             probes: &self.probes,
-            room: 300_000,
+            room: ActionLimits { bytes: 300_000, actions: MOST_ACTIONS },
             now: Timestamp::from_second(1_767_225_600 + self.second).unwrap(),
         })
     }
@@ -431,7 +431,7 @@ fn deletion_takes_all_jobs_then_the_record() {
             jobs: &jobs,
             templates: &case.templates,
             probes: &case.probes,
-            room: 300_000,
+            room: ActionLimits { bytes: 300_000, actions: MOST_ACTIONS },
             now: Timestamp::default(),
         });
         assert_eq!(planned.status.state.phase, FlowPhase::Terminating);
@@ -445,7 +445,12 @@ fn deletion_takes_all_jobs_then_the_record() {
     }
     assert_eq!((deleted, plans), (39, 4));
     // An invalid record is deleted, too.
-    let planned = deletion(&id(), Index(2), &case.status, (&ObservedJobs::new(), 1000));
+    let planned = deletion(
+        &id(),
+        Index(2),
+        &case.status,
+        (&ObservedJobs::new(), ActionLimits { bytes: 1000, actions: MOST_ACTIONS }),
+    );
     assert_eq!(planned.actions, [FlowAction::Finish], "the status of an earlier flow says nothing");
 }
 
@@ -470,7 +475,7 @@ fn flow_of_1000_steps_ten_wide_fits_into_a_status_and_ends() {
             jobs: &case.jobs,
             templates: &case.templates,
             probes: &case.probes,
-            room: 300_000,
+            room: ActionLimits { bytes: 300_000, actions: MOST_ACTIONS },
             now,
         });
         assert!(planned.actions.len() <= MOST_ACTIONS);

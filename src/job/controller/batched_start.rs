@@ -1,4 +1,4 @@
-//! Transactions of a batched start (see [`crate::job::batched_start`]).
+//! Transactions of a batched start (see [`crate::job::plan::batched_start`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

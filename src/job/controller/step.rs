@@ -12,7 +12,7 @@ use rcfarm_api::ids::NodeName;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobTask, Slot};
-use rcfarm_api::job::status::LARGEST_STATUS;
+use rcfarm_api::job::status::{JobReason, LARGEST_STATUS};
 use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::Op;
@@ -77,8 +77,9 @@ impl JobController {
             ReconcileError::Record(why)
         })?;
         let mut ops: Vec<Op> = made.iter().flat_map(|made| writes::create_ops(job, made)).collect();
-        if !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
-            // Refused if the placement has changed.
+        let is_evicted = plan.asked.is_some_and(|(_, reason)| reason == JobReason::Evicted);
+        if is_evicted || !made.is_empty() && !enabled(Failpoint::PlaceUnchecked) {
+            // Refused if the placement has changed, or if the eviction has been called off.
             let key = key::pod_group_status(&self.id);
             ops.push(Op::CheckIndex { key, index: input.placed_at });
         }

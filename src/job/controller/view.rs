@@ -11,12 +11,13 @@ use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::ReconcileError;
 use crate::farm::records::Record;
 use crate::job::caches::{Pods, StoppedPods};
+use crate::job::dependencies::{self, JobDependency};
 use crate::job::document::Read;
 use crate::job::doorbells::MOST_READ;
 use crate::job::members::{FreePod, MemberRemoveReason};
 use crate::job::owner::ControllerRef;
 use crate::job::plan::ObservedGroup;
-use crate::job::waiting::why_waits;
+use crate::job::plan::waiting::why_waits;
 use crate::job::{document, writes};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::spec::{JobUid, Slot};
@@ -34,6 +35,8 @@ pub(super) struct DecodedJob {
     pub(super) requestless_hash: u64,
     /// The record that made the job.
     pub(super) owner: Option<ControllerRef>,
+    /// The jobs that it waits for.
+    pub(super) dependencies: Vec<JobDependency>,
 }
 
 impl DecodedJob {
@@ -58,6 +61,31 @@ pub(super) struct JobView {
 }
 
 impl JobController {
+    /// Whether the job waits for others. It writes nothing until then; a command starts it, and carries itself out.
+    pub(super) async fn waits_for_others(&mut self, input: &JobView) -> Result<bool, StoreError> {
+        let dependencies = &input.record.dependencies;
+        let status = self.chain.status();
+        let has_begun = status.uid == input.uid && !status.phases.is_empty();
+        let may_wait = !dependencies.is_empty() && !has_begun && self.group.0 == Index::ZERO;
+        if !may_wait || input.record.read.spec.deleting || !input.commands.is_empty() {
+            self.stop_waiting();
+            return Ok(false);
+        }
+        self.caches.note_waiting(&self.id, dependencies);
+        self.is_waiting = true;
+        let unmet = dependencies::look(self.ctx.reader.as_ref(), &self.id, dependencies).await?;
+        if unmet.is_empty() {
+            self.stop_waiting();
+        }
+        Ok(!unmet.is_empty())
+    }
+
+    pub(super) fn stop_waiting(&mut self) {
+        if std::mem::take(&mut self.is_waiting) {
+            self.caches.forget_waiting(&self.id);
+        }
+    }
+
     /// Decodes the record if its ModifyIndex has changed.
     fn decoded(&mut self, index: Index, value: &[u8]) -> Result<Arc<DecodedJob>, Vec<FieldError>> {
         if let Some((_, same)) = self.decoded.as_ref().filter(|(then, _)| *then == index) {
@@ -72,7 +100,10 @@ impl JobController {
         let immutable_hash = document::immutable_hash(&document);
         let requestless_hash = document::requestless_hash(&document);
         let owner = ControllerRef::in_document(&document);
-        let decoded = Arc::new(DecodedJob { read, immutable_hash, requestless_hash, owner });
+        // A record whose annotation is not valid is refused above, but for one that is being deleted.
+        let dependencies = dependencies::in_document(&self.id, &document).unwrap_or_default();
+        let decoded =
+            Arc::new(DecodedJob { read, immutable_hash, requestless_hash, owner, dependencies });
         self.decoded = Some((index, decoded.clone()));
         Ok(decoded)
     }
@@ -270,7 +301,8 @@ impl JobController {
         Ok(ObservedGroup {
             exists: true,
             is_foreign: false,
-            is_admitted: status.phase.is_admitted(),
+            // What it asks for may change while it only reserves.
+            is_admitted: status.phase.is_admitted() && status.reservation.is_none(),
             round: record.spec.round,
             places,
             ended: ended.collect(),
@@ -278,6 +310,7 @@ impl JobController {
             draining,
             pod_ids: status.placement.as_ref().map(|p| p.pod_ids).unwrap_or_default(),
             unknown: status.phase == PodGroupPhase::Unknown,
+            evicted: status.evicted().map(ToString::to_string),
             is_over: status.phase == PodGroupPhase::Completed,
             waits: why_waits(status, read.spec.framework),
         })

@@ -30,6 +30,15 @@ impl FieldIssues {
     }
 }
 
+/// The queue of the jobs that a document describes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobQueue {
+    /// Path of the field that names it, in the document.
+    pub field: String,
+    /// Its name.
+    pub name: String,
+}
+
 /// Path of the field that names the queue.
 #[must_use]
 pub fn queue_field(framework: Framework) -> &'static str {

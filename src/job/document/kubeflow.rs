@@ -59,6 +59,16 @@ pub(super) fn field_of(framework: Framework) -> &'static str {
     rules(framework).map_or("tasks", |rules| rules.field)
 }
 
+#[must_use]
+pub(super) fn task_path(job: &JobSpec, n: usize) -> String {
+    let field = field_of(job.framework);
+    match job.framework {
+        Framework::Volcano => format!("spec.{field}[{n}]"),
+        Framework::Pod => "spec".to_owned(),
+        _ => format!("spec.{field}.{}", job.tasks[n].name),
+    }
+}
+
 const RESTARTS: [(&str, Restart); 4] = [
     ("Always", Restart::Always),
     ("OnFailure", Restart::OnFailure),

@@ -18,20 +18,18 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use fields::{FieldIssues, FieldReader, class_field, queue_field};
+pub use fields::{FieldIssues, FieldReader, JobQueue, class_field, queue_field};
 
+use super::dependencies;
 use super::owner::ControllerRef;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
-use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay};
+use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay, VOLCANO_JOB};
 use rcfarm_api::labels::{Labels, check_label_key, check_label_value};
 use rcfarm_api::manifest::plain;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
 use rcfarm_api::{FieldError, ResourceList};
 pub(crate) use validate::is_label;
 use validate::validate;
-
-/// `apiVersion` and `kind` of Volcano's job.
-pub const VOLCANO_JOB: (&str, &str) = ("batch.volcano.sh/v1alpha1", "Job");
 
 /// Warning for a known field without effect.
 const NOBODY_READS: &str = "nobody here acts upon it; it is passed over";
@@ -158,6 +156,7 @@ fn read_as(
         }
     }
     cells::read(id, &mut job, &mut issues);
+    issues.problems.extend(dependencies::in_document(id, document).err());
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
     (job, labels, issues)

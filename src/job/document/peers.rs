@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use super::fields::FieldIssues;
-use super::validate::task_path;
+use super::kubeflow::task_path;
 use crate::job::frameworks::{self, Cluster, ClusterPeer, Variable};
 use rcfarm_api::FieldError;
 use rcfarm_api::ids::Namespaced;

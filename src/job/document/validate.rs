@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fields::{FieldIssues, queue_field};
-use super::kubeflow::field_of;
+use super::kubeflow::{field_of, task_path};
 use super::peers;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{
@@ -101,16 +101,6 @@ fn restart_scope(job: &JobSpec, remarks: &mut FieldIssues) {
     for (n, _) in job.tasks.iter().enumerate().filter(always) {
         let field = format!("{}.restartPolicy", task_path(job, n));
         remarks.problem(field, "with the restartScope Gang write OnFailure, ExitCode or Never");
-    }
-}
-
-#[must_use]
-pub fn task_path(job: &JobSpec, n: usize) -> String {
-    let field = field_of(job.framework);
-    match job.framework {
-        Framework::Volcano => format!("spec.{field}[{n}]"),
-        Framework::Pod => "spec".to_owned(),
-        _ => format!("spec.{field}.{}", job.tasks[n].name),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Members that are lost together with something else: `PodEvicted` is answered all the same.
+//! Members that are lost together with something else: `PodEvicted` is answered all the same. Jobs whose group is evicted.
 
 use super::*;
 use JobPhase as P;
@@ -91,4 +91,56 @@ fn losses_with_different_answers_are_each_answered() {
     lose(&mut life, &[("a", 0), ("b", 0)]);
     assert_eq!(life.reconcile(), P::Aborted);
     assert_eq!(life.status.state.message, "AbortJob: PodEvicted of b-0");
+}
+
+/// Another group takes the room of the job's group: it has no place until it is placed again.
+fn take_room(life: &mut Scenario) -> P {
+    life.group.evicted = Some("evicted at 2026-01-01T00:00:00Z for ns/own: why".to_owned());
+    life.admitted = false;
+    life.look();
+    let state = &life.status.state;
+    if state.phase == P::Restarting {
+        assert_eq!(state.reason, JobReason::Evicted.to_string());
+        assert!(state.message.contains("for ns/own"), "{}", state.message);
+    }
+    life.reconcile()
+}
+
+#[test]
+fn eviction_stops_all_members_and_counts_nothing() {
+    let more = json!({"maxRetry": 0, "policies": [{"event": "PodEvicted", "action": "AbortJob"}]});
+    let mut life = volcano(&[task("a", 2), task("b", 1)], more);
+    life.run();
+    life.end("b", 0, 0);
+    assert_eq!(take_room(&mut life), P::Pending);
+    assert!(life.pods.is_empty() && life.phases.contains(&P::Restarting));
+    assert_eq!((life.status.version, life.status.retry_count), (1, 0));
+    assert_eq!(life.status.not_before, None, "nothing but the queue delays it");
+    (life.group.evicted, life.admitted) = (None, true);
+    assert_eq!(life.run(), P::Running);
+    assert_eq!(life.slots(), ["a-0", "a-1", "b-0"], "a new attempt of all");
+}
+
+#[test]
+fn eviction_counts_towards_no_backoff_limit() {
+    let mut life = tf(&[("Worker", 2, "OnFailure")], json!({"runPolicy": {"backoffLimit": 0}}));
+    life.run();
+    for version in 1..4 {
+        assert_eq!(take_room(&mut life), P::Pending);
+        assert_eq!(life.status.version, version);
+        (life.group.evicted, life.admitted) = (None, true);
+        assert_eq!(life.run(), P::Running);
+    }
+}
+
+#[test]
+fn what_has_ended_is_not_begun_again_for_an_eviction() {
+    let mut life = volcano(&[task("a", 2)], json!({}));
+    life.run();
+    for index in 0..2 {
+        let pod = life.pod("a", index);
+        (pod.phase, pod.exit_code, pod.ready) = (PodPhase::Succeeded, Some(0), false);
+    }
+    assert_eq!(take_room(&mut life), P::Completed);
+    assert_eq!(life.status.version, 0);
 }

@@ -162,6 +162,25 @@ fn restarts_in_place_are_as_many_as_the_backoff_limit() {
     }
 }
 
+/// With `Always` a member that has succeeded is started again, too: that counts before it is done.
+#[test]
+fn restarts_after_a_success_are_as_many_as_the_backoff_limit() {
+    let policy = json!({"runPolicy": {"backoffLimit": 1}});
+    let mut life = tf(&[("Worker", 1, "Always")], policy);
+    life.run();
+    for (restarts, then) in [(0, P::Running), (1, P::Failed)] {
+        let pod = life.pod("Worker", 0);
+        (pod.phase, pod.restarts, pod.is_due) = (PodPhase::Running, restarts, true);
+        assert_eq!(life.reconcile(), then, "after {restarts} restarts");
+        if then == P::Running {
+            let pod = life.pod("Worker", 0);
+            (pod.restarts, pod.is_due) = (restarts + 1, false);
+            assert_eq!(life.reconcile(), P::Running);
+        }
+    }
+    assert!(life.status.state.message.ends_with("worker-0 has ended and would be started again"));
+}
+
 /// `kubeflow.md` §1.7, but for the limit.
 #[test]
 fn the_table_of_counted_restarts() {
@@ -198,7 +217,7 @@ fn the_table_of_counted_restarts() {
 /// `kubeflow.md` §1.8 and §1.6; negative durations cannot be written here.
 #[test]
 fn the_tables_of_deadlines_and_times_to_live() {
-    use crate::job::triggers::past_deadline;
+    use crate::job::plan::triggers::past_deadline;
     let now = Timestamp::from_second(1_000).unwrap();
     for (limit, start, past) in
         [(0, 1_000, true), (2, 1_000, false), (10, 990, true), (11, 990, false), (0, 1_010, false)]

@@ -333,6 +333,7 @@ fn pod(slot: Slot, node: NodeName, version: u64, attempt: u32) -> MemberPod {
         on_down_node: false,
         message: String::new(),
         failure: None,
+        is_due: false,
     }
 }
 

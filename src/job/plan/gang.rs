@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::machine::JobRequest;
-use super::members::{MemberPod, attempt_of};
-use super::plan::{JobObserved, JobPlan};
 use super::triggers::Trigger;
+use super::{JobObserved, JobPlan};
+use crate::job::machine::{JobRequest, PhaseDecision};
+use crate::job::members::{MemberPod, attempt_of};
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
@@ -60,6 +60,26 @@ pub(super) fn give_up(
         );
         let ask = JobRequest::Do(CommandAction::RestartJob);
         let mut trigger = Trigger::new(ask, JobReason::MembersUnplaced, message);
+        trigger.by_member = true;
+        trigger
+    })
+}
+
+/// Stops the members, since another group takes their room. What has ended decides first. The restart counts towards no
+/// limit, and nothing delays it but the queue.
+pub(super) fn evict(
+    seen: &JobObserved<'_>,
+    status: &JobStatus,
+    members: &BTreeMap<Slot, &MemberPod>,
+    verdict: PhaseDecision,
+) -> Option<Trigger> {
+    let why = seen.group.evicted.as_ref()?;
+    let is_decided = status.state.phase == JobPhase::Running
+        && matches!(verdict, PhaseDecision::Succeeded | PhaseDecision::Failed);
+    let runs = members.values().any(|pod| !pod.phase.has_ended());
+    (status.state.phase.starts_members() && runs && !is_decided).then(|| {
+        let ask = JobRequest::Do(CommandAction::RestartJob);
+        let mut trigger = Trigger::new(ask, JobReason::Evicted, why.clone());
         trigger.by_member = true;
         trigger
     })

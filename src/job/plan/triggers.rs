@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::frameworks::{AfterFailure, after_failure};
-use super::machine::JobRequest;
-use super::members::{MemberPod, due_in_place, restarts_in_place};
-use super::policies::{JobEvent, PolicyDecision, answer};
-use super::transition::failed_members;
 use crate::cluster::commands::Pending;
+use crate::job::frameworks::{AfterFailure, after_failure};
+use crate::job::machine::JobRequest;
+use crate::job::members::{MemberPod, due_in_place, restarts_in_place};
+use crate::job::policies::{JobEvent, PolicyDecision, answer};
 use rcfarm_api::Timestamp;
 use rcfarm_api::command::{CommandAction, Target};
 use rcfarm_api::job::spec::{JobSpec, JobUid, PolicyEvent, Slot};
 use rcfarm_api::job::status::{Delayed, JobReason, JobStatus, MOST_DELAYED, PodPhase};
 use rcfarm_api::manifest::command_line::cut;
+
+/// Failed members that a message names.
+const FAILED_NAMED: usize = 3;
 
 /// Request to a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +29,8 @@ pub struct Trigger {
     pub targets: Vec<Slot>,
     /// Whether a user asked: the restart is neither counted nor delayed.
     pub by_person: bool,
-    /// Whether it is a member's own restart: it counts towards `backoffLimit`, not `maxRetry`.
+    /// Whether it does not count towards `maxRetry`: a member's own restart, which counts towards `backoffLimit`, or the
+    /// loss of the group's room.
     pub by_member: bool,
     /// Command to delete with it.
     pub command: Option<Pending>,
@@ -207,7 +210,10 @@ fn limits(seen: &TriggerInput<'_>, status: &JobStatus) -> Option<Trigger> {
     }
     let made = failures(status).saturating_add(in_place);
     let wanted = made.saturating_add(u32::try_from(due.len()).unwrap_or(u32::MAX));
-    let first = due.first().map(|pod| format!("; {}", ending(&pod.slot, pod)));
+    let first = due.first().map(|pod| match &pod.failure {
+        Some(_) => format!("; {}", ending(&pod.slot, pod)),
+        None => format!("; {} has ended and would be started again", pod.slot),
+    });
     (wanted > limit).then(|| backoff_exceeded(limit, made, &first.unwrap_or_default()))
 }
 
@@ -376,6 +382,18 @@ fn note(status: &mut JobStatus, slot: Option<&Slot>, task: Option<&str>, event: 
 /// How a failed member ended.
 pub(super) fn ending(slot: &Slot, pod: &MemberPod) -> String {
     format!("{slot} ended with {}", pod.why_failed())
+}
+
+/// How the first of the failed members ended, each after a semicolon.
+pub(super) fn failed_members(members: &BTreeMap<Slot, &MemberPod>) -> String {
+    let failed = || members.iter().filter(|(_, pod)| pod.phase == PodPhase::Failed);
+    let named = failed().take(FAILED_NAMED);
+    let mut text: String = named.map(|(slot, pod)| format!("; {}", ending(slot, pod))).collect();
+    let more = failed().count().saturating_sub(FAILED_NAMED);
+    if more > 0 {
+        text.push_str(&format!("; and {more} more"));
+    }
+    text
 }
 
 /// Where the gang restarts together and a member was lost, a command that restarts one pod, or does nothing, becomes a

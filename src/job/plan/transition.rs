@@ -2,17 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::frameworks::FrameworkOutcome;
-use super::machine::JobRequest;
-use super::members::MemberPod;
-use super::plan::{JobObserved, JobPlan};
-use super::triggers::{self, Trigger};
+use super::triggers::{Trigger, failed_members};
+use super::{JobObserved, JobPlan};
+use crate::job::frameworks::FrameworkOutcome;
+use crate::job::machine::JobRequest;
+use crate::job::members::MemberPod;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::Slot;
-use rcfarm_api::job::status::{JobReason, PodPhase};
-
-/// Failed members that a message names.
-const FAILED_NAMED: usize = 3;
+use rcfarm_api::job::status::JobReason;
 
 /// Reason and message of a phase that begins.
 pub(super) fn cause(
@@ -52,17 +49,4 @@ pub(super) fn cause(
         _ if is_sync => (outcome.reason.to_string(), outcome.message.clone()),
         _ => (trigger.reason.to_string(), trigger.message.clone()),
     }
-}
-
-/// How the first of the failed members ended, each after a semicolon.
-pub(super) fn failed_members(members: &BTreeMap<Slot, &MemberPod>) -> String {
-    let failed = || members.iter().filter(|(_, pod)| pod.phase == PodPhase::Failed);
-    let named = failed().take(FAILED_NAMED);
-    let mut text: String =
-        named.map(|(slot, pod)| format!("; {}", triggers::ending(slot, pod))).collect();
-    let more = failed().count().saturating_sub(FAILED_NAMED);
-    if more > 0 {
-        text.push_str(&format!("; and {more} more"));
-    }
-    text
 }

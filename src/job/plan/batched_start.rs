@@ -7,8 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use super::members::attempt_of;
-use super::plan::{JobObserved, JobPlan};
+use super::{JobObserved, JobPlan};
+use crate::job::members::attempt_of;
 use rcfarm_api::job::spec::Slot;
 use rcfarm_api::job::status::JobStatus;
 

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::document::queue_field;
-use super::frameworks::FrameworkOutcome;
 use super::gang;
-use super::members::{MemberPod, ready_members};
-use super::plan::{JobObserved, JobPlan, waits_for_old};
+use super::{JobObserved, JobPlan, waits_for_old};
+use crate::job::document::queue_field;
+use crate::job::frameworks::FrameworkOutcome;
+use crate::job::members::{MemberPod, ready_members};
 use rcfarm_api::carried::Carried;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::members::MemberRemoveReason;
-use super::plan::{GroupStep, JobObserved, JobPlan};
+use super::{GroupStep, JobObserved, JobPlan};
+use crate::job::members::MemberRemoveReason;
 use rcfarm_api::Timestamp;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobReason;

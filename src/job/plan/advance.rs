@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::frameworks::{FrameworkOutcome, TaskCounts, total};
-use super::machine::{JobFacts, JobRequest, Move, RetryBudget, Stop, step};
-use super::members::{MemberPod, MemberRemoveReason};
-use super::plan::{JobObserved, JobPlan};
 use super::transition;
 use super::triggers::{self, Trigger};
+use super::{JobObserved, JobPlan};
+use crate::job::frameworks::{FrameworkOutcome, TaskCounts, total};
+use crate::job::machine::{JobFacts, JobRequest, Move, RetryBudget, Stop, step};
+use crate::job::members::{MemberPod, MemberRemoveReason};
 use rcfarm_api::Timestamp;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{CleanPods, JobSpec, Slot};
+use rcfarm_api::job::status::JobReason;
 
 /// Takes one step of the state machine. Returns the removed members.
 pub(super) fn advance(
@@ -161,7 +162,8 @@ fn after_restart(seen: &JobObserved<'_>, plan: &mut JobPlan, stop: Stop, trigger
             true => triggers::failures(status),
             false => status.retry_count,
         };
-        status.not_before = (!trigger.by_person).then(|| at(delay.before(restarts)));
+        let at_once = trigger.by_person || trigger.reason == JobReason::Evicted;
+        status.not_before = (!at_once).then(|| at(delay.before(restarts)));
         return;
     }
     status
