@@ -4,27 +4,28 @@
 //!
 //! Everything is read and checked before the first write. Then come cells, priority classes, queues, parents first, then
 //! controllers, JobTemplates, JobFlows, CronJobs, jobs: each object is a transaction of its own. A crash between two
-//! leaves the first applied; `apply`
-//! again applies the rest.
+//! leaves the first applied; `apply` again applies the rest.
 
-use std::collections::BTreeSet;
-
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::cell::apply::{self as cells, DescribedCells, WantedCells};
 use super::context::CommandContext;
-use super::documents::{self, DescribedDocument, WantedDocument};
+use super::cron::kind::CRON_JOB;
+use super::documents::{DescribedDocument, DocumentKind, WantedDocument};
 use super::failure::{CliExit, failure};
 use super::files::contents;
-use super::job::apply::{DescribedJob, WantedJob, wrong};
+use super::flow::kind::{JOB_FLOW, JOB_TEMPLATE};
+use super::job::apply::{DescribedJob, WantedJob};
 use super::priority_class::apply::{DescribedClass, WantedClasses};
 use super::queue::apply::{DescribedQueue, WantedQueues};
 use super::rc::apply::{DescribedRc, WantedRc};
+use super::wanted::{AppliedObject, ApplyAction, PlannedObject, WantedObject, wrong};
 use crate::job::document;
 use rcfarm_api::ids::Namespace;
 use rcfarm_store::StoreError;
 
+/// Kinds of records that are the user's own documents, in the order in which they are applied.
+const DOCUMENT_KINDS: [&DocumentKind; 3] = [&JOB_TEMPLATE, &JOB_FLOW, &CRON_JOB];
 /// Space for the audit record and the framing of a transaction.
 const AUDIT_BYTES: usize = 16 * 1024;
 
@@ -37,65 +38,6 @@ pub struct FileArgs {
     /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
     #[arg(long = "in", value_name = "NAMESPACE", default_value = "default")]
     within: Namespace,
-}
-
-/// What `apply` does with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) enum ApplyAction {
-    Created,
-    Changed,
-    Unchanged,
-}
-
-impl ApplyAction {
-    fn word(self) -> &'static str {
-        match self {
-            ApplyAction::Created => "created",
-            ApplyAction::Changed => "changed",
-            ApplyAction::Unchanged => "unchanged",
-        }
-    }
-}
-
-/// What `apply` shows of an object.
-pub(super) struct AppliedObject {
-    name: String,
-    action: ApplyAction,
-    shown: Value,
-}
-
-impl AppliedObject {
-    pub(super) fn new(
-        name: impl std::fmt::Display,
-        action: ApplyAction,
-        shown: Value,
-    ) -> AppliedObject {
-        AppliedObject { name: name.to_string(), action, shown }
-    }
-
-    fn line(&self) -> String {
-        format!("{}: {}\n", self.name, self.action.word())
-    }
-}
-
-/// An object of a file, beside what is stored under its name.
-pub(super) trait WantedObject {
-    fn action(&self) -> ApplyAction;
-
-    /// What the user is told of the object's fields.
-    fn warnings(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Size of its record.
-    fn bytes(&self) -> usize;
-
-    /// Creates or changes the stored object, in a transaction of its own.
-    async fn write(&self, context: &CommandContext) -> anyhow::Result<()>;
-
-    fn applied(&self) -> AppliedObject;
-
-    fn planned(&self) -> PlannedObject;
 }
 
 async fn apply_all(
@@ -130,46 +72,6 @@ fn check_sizes(context: &CommandContext, wanted: &[impl WantedObject], problems:
         let name = one.applied().name;
         format!("{name}: it has {} bytes; a transaction of Consul takes {most}", one.bytes())
     }));
-}
-
-/// What `apply` would do with an object.
-pub(super) struct PlannedObject {
-    pub(super) action: ApplyAction,
-    pub(super) text: String,
-    pub(super) shown: Value,
-}
-
-impl PlannedObject {
-    /// A row of a priority class, a queue or a controller.
-    pub(super) fn new(
-        title: &str,
-        action: ApplyAction,
-        fields: &[FieldDifference],
-        shown: Value,
-    ) -> PlannedObject {
-        let mut text = format!("{title}: {}\n", would(action));
-        for FieldDifference { field, before, after } in fields {
-            text.push_str(&format!("  ~ {field}: {before} -> {after}\n"));
-        }
-        PlannedObject { action, text, shown }
-    }
-}
-
-/// What `plan` says of an action.
-pub(super) fn would(action: ApplyAction) -> &'static str {
-    match action {
-        ApplyAction::Created => "would be created",
-        ApplyAction::Changed => "would be changed",
-        ApplyAction::Unchanged => "nothing to do",
-    }
-}
-
-/// A field with its stored and its described value.
-#[derive(Serialize)]
-pub(super) struct FieldDifference {
-    pub(super) field: String,
-    pub(super) before: Value,
-    pub(super) after: Value,
 }
 
 pub(super) async fn apply(context: &CommandContext, args: &FileArgs) -> anyhow::Result<CliExit> {
@@ -245,8 +147,10 @@ impl Wanted {
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
         let after = queues.after(classes.after());
-        let documents =
-            WantedDocument::read_all(context, described.documents, &after, &mut problems).await?;
+        let mut documents = described.documents;
+        documents
+            .sort_by_key(|one| DOCUMENT_KINDS.iter().position(|kind| kind.kind == one.kind.kind));
+        let documents = WantedDocument::read_all(context, documents, &after, &mut problems).await?;
         let model = cells.first().map(WantedCells::model);
         let jobs =
             WantedJob::read_all(context, described.jobs, (&after, model), &mut problems).await?;
@@ -345,7 +249,7 @@ impl DescribedObjects {
                     of replication_controllers:, as in examples/web.yaml";
                 return Err(failure(format!("{at} is the manifest of a pod"), hint));
             }
-            kind => match kind.and_then(documents::of_kind) {
+            kind => match DOCUMENT_KINDS.into_iter().find(|one| kind == Some(one.kind)) {
                 Some(kind) => {
                     self.documents.push(DescribedDocument::new(at, kind, document, within)?);
                 }
@@ -373,37 +277,6 @@ pub(super) fn described(files: &[String], within: &Namespace) -> anyhow::Result<
         }
     }
     Ok(described)
-}
-
-/// Fields that differ, by path.
-pub(super) fn differences(before: &Value, after: &Value) -> Vec<FieldDifference> {
-    let mut found = Vec::new();
-    compare("", before, after, &mut found);
-    found
-}
-
-fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<FieldDifference>) {
-    match (before, after) {
-        (Value::Object(a), Value::Object(b)) => {
-            let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-            for name in names {
-                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                let of = |map: &Map<String, Value>| map.get(name).cloned().unwrap_or(Value::Null);
-                compare(&path, &of(a), &of(b), found);
-            }
-        }
-        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-            for (n, (a, b)) in a.iter().zip(b).enumerate() {
-                compare(&format!("{path}[{n}]"), a, b, found);
-            }
-        }
-        _ if before == after => {}
-        _ => found.push(FieldDifference {
-            field: path.to_owned(),
-            before: before.clone(),
-            after: after.clone(),
-        }),
-    }
 }
 
 #[cfg(test)]
@@ -451,12 +324,5 @@ mod tests {
                 assert!(bytes <= AUDIT_BYTES, "{:?}: {bytes}", record.event_type);
             }
         }
-    }
-
-    #[test]
-    fn differences_are_named_by_path() {
-        let (a, b) = (json!({"a": [{"b": 1}], "c": 1}), json!({"a": [{"b": 2}], "d": 1}));
-        let found: Vec<String> = differences(&a, &b).into_iter().map(|d| d.field).collect();
-        assert_eq!(found, ["a[0].b", "c", "d"]);
     }
 }

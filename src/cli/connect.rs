@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::dev_token;
 use super::files::read_yaml;
-use super::output::{ColorWhen, Format, Output};
+use super::output::{Format, Output};
+use super::terminal::ColorWhen;
 use rcfarm_api::manifest::set_largest_manifest;
 use rcfarm_consul::{Consul, ConsulConfig};
 use rcfarm_store::session::KeeperRuntime;

@@ -274,7 +274,8 @@ pub(super) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::cli::output::{ColorWhen, Format};
+    use crate::cli::output::Format;
+    use crate::cli::terminal::ColorWhen;
     use rcfarm_api::audit::LabelsChange;
     use rcfarm_api::labels::Labels;
     use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request};

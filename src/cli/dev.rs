@@ -21,7 +21,7 @@ use tracing::warn;
 use super::apply::{self, DescribedObjects};
 use super::connect::system_env;
 use super::context::CommandContext;
-use super::dev_token::DevToken;
+use super::dev_token::{DEFAULT_ADDRESS, DevToken};
 use super::failure::{CliExit, failure};
 use super::farm_run::{LogArgs, stop_on_signal};
 use super::node_run::own_driver;
@@ -42,8 +42,6 @@ use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{IdSource, SystemClock};
 use rcfarm_store::{PutMode, Store, TxnLimits};
 
-/// Default address, as of a Consul agent.
-pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
 /// Limit of open connections.
 const CONNECTIONS: usize = 1_000;
 /// Prefix of the names of simulated nodes.

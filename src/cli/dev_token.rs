@@ -11,7 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rcfarm_node::agent::users::own_uid;
-use rcfarm_node::shim::start_ticks;
+use rcfarm_node::procfs::start_ticks;
+
+/// Default address, as of a Consul agent.
+pub(super) const DEFAULT_ADDRESS: &str = "127.0.0.1:8500";
 
 /// The file with a token; deleted when dropped.
 pub(super) struct DevToken {
@@ -73,7 +76,7 @@ pub(super) struct FoundDev {
 
 /// The `rcfarm dev` that this user runs at `address` of this machine, if there is one.
 pub(super) fn find(address: Option<&str>) -> Option<FoundDev> {
-    find_below(&directory(), address.unwrap_or(super::dev::DEFAULT_ADDRESS))
+    find_below(&directory(), address.unwrap_or(DEFAULT_ADDRESS))
 }
 
 fn find_below(dir: &Path, address: &str) -> Option<FoundDev> {

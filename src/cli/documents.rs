@@ -1,24 +1,21 @@
 //! Records that are the user's own document, as of a CronJob: `rcfarm apply -f`, `plan -f`, and reads and writes of
-//! single ones. A kind is one entry of [`KINDS`].
+//! single ones.
 //!
 //! Keys read and written: the records, by CAS, each in one transaction with its audit record.
-
-mod delete;
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::apply::{
-    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
-};
 use super::context::CommandContext;
 use super::failure::failure;
-use super::job::apply::{as_stored, refusal, wrong};
+use super::job::apply::{as_stored, refusal};
+use super::wanted::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
+};
 use crate::batch::queues::Queues;
-use crate::cron::document::JobQueue;
-use crate::job::document::{FieldIssues, name};
+use crate::job::document::{FieldIssues, JobQueue, name};
 use rcfarm_api::FieldError;
 use rcfarm_api::audit::{Details, RecordChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
@@ -58,17 +55,6 @@ pub(super) struct Accepted {
 /// What a document says, or what is wrong.
 pub(super) type Checked = Result<Accepted, Vec<FieldError>>;
 
-/// All of them, in the order in which they are applied.
-const KINDS: [&DocumentKind; 3] =
-    [&super::flow::JOB_TEMPLATE, &super::flow::JOB_FLOW, &super::cron::CRON_JOB];
-
-pub(super) use delete::{DeleteOptions, delete_documents};
-
-/// The kind of a document.
-pub(super) fn of_kind(kind: &str) -> Option<&'static DocumentKind> {
-    KINDS.into_iter().find(|one| one.kind == kind)
-}
-
 /// A document of a file.
 pub(super) struct DescribedDocument {
     at: String,
@@ -107,11 +93,10 @@ impl WantedDocument {
     /// applied.
     pub(super) async fn read_all(
         context: &CommandContext,
-        mut described: Vec<DescribedDocument>,
+        described: Vec<DescribedDocument>,
         queues: &Queues,
         problems: &mut Vec<String>,
     ) -> anyhow::Result<Vec<WantedDocument>> {
-        described.sort_by_key(|one| KINDS.iter().position(|kind| kind.kind == one.kind.kind));
         let mut all: Vec<WantedDocument> = Vec::new();
         for DescribedDocument { at, kind, id, document } in described {
             if all.iter().any(|other| other.kind.kind == kind.kind && other.id == id) {

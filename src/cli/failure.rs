@@ -1,10 +1,10 @@
 //! Errors of commands, and exit codes.
 
 use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::process::ExitCode;
 
-use super::output::{ColorWhen, printable};
+use super::terminal::{ColorWhen, say};
 use rcfarm_store::StoreError;
 
 /// Exit code of a command. The codes are part of the interface: `--help` and `docs/guide/cli.md` list them.
@@ -79,18 +79,6 @@ pub(super) fn report(error: &anyhow::Error, address: Option<&str>, color: ColorW
         say("hint", "36", &hint, color);
     }
     CliExit::Error
-}
-
-/// Prints a line `<word>: <text>` on stderr.
-pub(super) fn say(word: &str, colour: &str, text: &str, color: ColorWhen) {
-    let text = printable(text);
-    let mut stderr = io::stderr().lock();
-    // A failure to write to stderr cannot be reported.
-    let _ = if color.is_on(stderr.is_terminal()) {
-        writeln!(stderr, "\x1b[1;{colour}m{word}:\x1b[0m {text}")
-    } else {
-        writeln!(stderr, "{word}: {text}")
-    };
 }
 
 fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {

@@ -39,8 +39,10 @@ pub struct FarmRunArgs {
     /// over after twice this long
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     session_ttl: Duration,
-    /// What chooses nodes: `labels`, or the URL of a scheduler over HTTP (docs/guide/custom-scheduler.md)
-    #[arg(long, default_value = "labels", value_name = "labels|URL")]
+    /// What chooses nodes: `labels`, or the URL of a scheduler over HTTP (docs/guide/custom-scheduler.md). A URL with a
+    /// password belongs into the variable: every user of the machine sees arguments
+    #[arg(long, default_value = "labels", value_name = "labels|URL", env = "RCFARM_SCHEDULER")]
+    #[arg(hide_env_values = true)]
     scheduler: String,
     /// Where clients find pods; node transfers wait until it is up to date
     #[arg(long, value_enum, default_value_t)]

@@ -198,9 +198,23 @@ async fn edit(
     let mut rows = Vec::new();
     for target in &targets {
         let labels = change(context, kind, target, edit).await?;
+        if kind == LabelKind::Node && !labels.is_empty() {
+            note_unknown_node(context, &target.id).await?;
+        }
         rows.push((target.id.clone(), labels));
     }
     show(context, kind, &rows)
+}
+
+/// Says if no agent has registered a node. Its labels may be set before it comes, and p2's nodes have no record.
+async fn note_unknown_node(context: &CommandContext, node: &str) -> anyhow::Result<()> {
+    let name: NodeName = node.parse()?;
+    if context.get(&key::node(&name)).await?.is_none() {
+        context.note(format!(
+            "no agent of ours runs as node {node} yet: the labels count once it does (rcfarm node list)"
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses changes of the two labels of pods that name their owner. Without them, a pod is lost to its controller.

@@ -14,6 +14,7 @@ mod complete;
 mod connect;
 mod context;
 mod cron;
+mod delete_documents;
 mod demo_server;
 mod dev;
 mod dev_token;
@@ -35,6 +36,8 @@ mod pod;
 mod priority_class;
 mod queue;
 mod rc;
+mod terminal;
+mod wanted;
 
 use std::process::ExitCode;
 
@@ -44,7 +47,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use connect::Global;
 use context::CommandContext;
 use failure::{CliExit, EXIT_CODES};
-use output::ColorWhen;
+use terminal::ColorWhen;
 
 /// Replication controllers and batch jobs on machines that already run Consul
 #[derive(Parser)]
@@ -96,6 +99,8 @@ enum Command {
     DemoServer(demo_server::DemoServerArgs),
     /// Check that Consul has everything rcfarm needs, and say how to fix what is missing
     Doctor(doctor::DoctorArgs),
+    /// Print the version, as --version does
+    Version,
     /// Print the completions of a shell, as in: source <(rcfarm completion bash)
     Completion {
         /// The shell
@@ -232,6 +237,12 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
         Command::Doctor(args) => {
             let context = context()?;
             doctor::run(&context, &args, address.as_deref().unwrap_or_default()).await
+        }
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            let shown = || format!("rcfarm {version}");
+            global.output().show(&serde_json::json!({"version": version}), shown)?;
+            Ok(CliExit::Ok)
         }
         Command::Completion { shell } => complete::script(shell, &mut Cli::command()),
         Command::Complete { words } => complete::names(&context()?, &Cli::command(), &words).await,

@@ -22,7 +22,7 @@ use rcfarm_api::resource_list::MEMORY;
 use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
-use rcfarm_node::agent::users::{self, ANY_BUT_ROOT};
+use rcfarm_node::agent::users::{self, ANY_BUT_ROOT, ANY_SERVICE};
 use rcfarm_node::agent::{Agent, AgentError, AgentSettings, LogRetention, PodPermits};
 use rcfarm_node::http::HttpListener;
 use rcfarm_node::{exec, shim};
@@ -71,6 +71,9 @@ pub struct NodeRunArgs {
     /// User of pods whose manifest has no run_as: a name, uid or uid:gid [default: the agent's own]
     #[arg(long, value_name = "USER")]
     default_user: Option<String>,
+    /// Service that pods may register in Consul's catalog: a name, or a prefix with * at its end; may be repeated
+    #[arg(long, default_value = ANY_SERVICE, value_name = "NAME")]
+    allow_service: Vec<String>,
     /// Let pods keep the agent's capabilities and gain privileges by set-user-ID programs
     #[arg(long)]
     privileged_pods: bool,
@@ -215,6 +218,7 @@ impl NodeRunArgs {
                 users: self.allow_user.clone(),
                 default_user: self.default_user.clone(),
                 privileged: self.privileged_pods,
+                services: self.allow_service.clone(),
             },
             ..AgentSettings::new(name, address, self.data_dir.clone())
         })

@@ -1,12 +1,11 @@
 //! Output of results, and its formats.
 
-use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use clap::{ColorChoice, ValueEnum};
 use serde::Serialize;
 
+use super::terminal::{ColorWhen, is_control, printable, say};
 use rcfarm_api::Timestamp;
 
 /// Format of results.
@@ -19,60 +18,6 @@ pub enum Format {
     Json,
     /// YAML with the fields of JSON.
     Yaml,
-}
-
-/// When to use colours.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum ColorWhen {
-    /// On a terminal.
-    #[default]
-    Auto,
-    Always,
-    Never,
-}
-
-impl ColorWhen {
-    /// The choice of the flags `--color` and `--no-color`, or else that of the environment. As https://no-color.org has
-    /// it, an empty variable counts as absent, and a flag comes before it.
-    pub(super) fn chosen(flag: Option<ColorWhen>, no_color: bool) -> ColorWhen {
-        let is_plain = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        match flag {
-            _ if no_color => ColorWhen::Never,
-            Some(when) => when,
-            None if is_plain() => ColorWhen::Never,
-            None => ColorWhen::Auto,
-        }
-    }
-
-    /// The choice of arguments that may be wrong, for the message that says so. Flags may have one dash or two.
-    pub(super) fn in_arguments(args: &[String]) -> ColorWhen {
-        let words: Vec<&str> = args.iter().map(|arg| arg.trim_start_matches('-')).collect();
-        let values = words.iter().enumerate().filter_map(|(n, word)| match *word {
-            "color" => words.get(n + 1).copied(),
-            word => word.strip_prefix("color="),
-        });
-        let flag = values.filter_map(|value| ColorWhen::from_str(value, false).ok()).next_back();
-        ColorWhen::chosen(flag, words.contains(&"no-color"))
-    }
-
-    /// Whether to colour what goes to this stream.
-    pub(super) fn is_on(self, is_terminal: bool) -> bool {
-        match self {
-            ColorWhen::Auto => is_terminal,
-            ColorWhen::Always => true,
-            ColorWhen::Never => false,
-        }
-    }
-}
-
-impl From<ColorWhen> for ColorChoice {
-    fn from(when: ColorWhen) -> ColorChoice {
-        match when {
-            ColorWhen::Auto => ColorChoice::Auto,
-            ColorWhen::Always => ColorChoice::Always,
-            ColorWhen::Never => ColorChoice::Never,
-        }
-    }
 }
 
 /// Standard output in the chosen format.
@@ -128,7 +73,7 @@ impl Output {
 
     /// Prints a note on stderr.
     pub(super) fn note(self, text: &str) {
-        super::failure::say("note", "33", text, self.color);
+        say("note", "33", text, self.color);
     }
 }
 
@@ -152,10 +97,11 @@ const FAILED: [&str; 16] = [
     "unreadable",
 ];
 /// States that mean that something is not as it should be, or not yet.
-const UNFINISHED: [&str; 21] = [
+const UNFINISHED: [&str; 24] = [
     "Aborting",
     "ControllerGone",
     "DiscoveryNotSynced",
+    "Evicted",
     "IneligibleNodes",
     "InsufficientCapacity",
     "InsufficientNodes",
@@ -165,7 +111,9 @@ const UNFINISHED: [&str; 21] = [
     "NoOwner",
     "Pending",
     "PlaceTaken",
+    "PodsRestarting",
     "PodsUnhealthy",
+    "Preempting",
     "Restarting",
     "Scaling",
     "Terminating",
@@ -202,24 +150,6 @@ fn painted(text: &str) -> String {
     text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The text with control characters spelled out, but line ends and tabs: what others wrote must not reach the terminal
-/// as commands. Also without characters that reverse the direction of text.
-pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    let is_plain = |c: char| !is_control(c) || matches!(c, '\n' | '\t');
-    if text.chars().all(is_plain) {
-        return Cow::Borrowed(text);
-    }
-    let spelled = |c: char| match is_plain(c) {
-        true => c.to_string(),
-        false => c.escape_unicode().to_string(),
-    };
-    Cow::Owned(text.chars().map(spelled).collect())
-}
-
-fn is_control(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 /// JSON in which all control characters are escaped; serde leaves DEL and those from U+0080 on as they are.
 fn json(text: String) -> String {
     if !text.chars().any(|c| is_control(c) && c != '\n') {
@@ -251,8 +181,28 @@ const GAP: usize = 3;
 /// No column is made narrower than this.
 const NARROWEST: usize = 8;
 
+/// Columns that a narrow terminal loses, the first of these before the others.
+const DROPPED_FIRST: [&str; 12] = [
+    "OWNER",
+    "PARENT",
+    "PRIORITY",
+    "ORDER",
+    "KIND",
+    "RETRIES",
+    "RESTARTS",
+    "CONTROLLER",
+    "UP",
+    "AGE",
+    "SUCCEEDED",
+    "BY",
+];
+/// Columns whose cells are names that other commands take, besides the first of a table. They are cut only if all others
+/// are cut or gone.
+const NAMES: [&str; 4] = ["POD", "QUEUE", "NODE", "WAITING"];
+
 /// Columns without borders, as `consul`, `nomad` and `kubectl` print them. On a terminal the widest cells are cut so that
-/// lines fit; `-o json`, and output into a file or another program, have everything.
+/// lines fit, names last, and columns are left out ([`DROPPED_FIRST`]); `-o json`, and output into a file or another
+/// program, have everything.
 pub(super) fn table<R>(rows: &[R], columns: &[Column<'_, R>]) -> String {
     table_within(rows, columns, screen_width())
 }
@@ -266,12 +216,15 @@ fn table_within<R>(rows: &[R], columns: &[Column<'_, R>], screen: Option<usize>)
             let parts = lines.iter().flat_map(|line| line[n].lines());
             parts.map(|part| part.chars().count()).max().unwrap_or(0)
         };
-        let widths = fitted((0..columns.len()).map(width).collect(), screen);
+        let headers: Vec<&str> = columns.iter().map(|(header, _)| *header).collect();
+        let widths = fitted(&headers, (0..columns.len()).map(width).collect(), screen);
         for line in &mut lines {
-            for (cell, width) in line.iter_mut().zip(&widths) {
-                *cell =
-                    cell.lines().map(|part| shortened(part, *width)).collect::<Vec<_>>().join("\n");
-            }
+            let cut = |(cell, width): (&String, &Option<usize>)| {
+                let parts = cell.lines().map(|part| shortened(part, (*width)?).into());
+                parts.collect::<Option<Vec<String>>>().map(|parts| parts.join("\n"))
+            };
+            let kept = line.iter().zip(&widths).filter(|(_, width)| width.is_some());
+            *line = kept.filter_map(cut).collect();
         }
     }
     let mut lines = lines.into_iter();
@@ -295,15 +248,40 @@ fn screen_width() -> Option<usize> {
     (columns > 0).then_some(usize::from(columns))
 }
 
-/// The widths of columns so that they fit the screen: the widest is made narrower first, none below [`NARROWEST`].
-fn fitted(mut widths: Vec<usize>, screen: usize) -> Vec<usize> {
-    let gaps = GAP * widths.len().saturating_sub(1);
-    while widths.iter().sum::<usize>() + gaps > screen {
-        match widths.iter_mut().max() {
-            Some(widest) if *widest > NARROWEST => *widest -= 1,
-            _ => break,
+/// The widths of columns so that they fit the screen. `None`: the column is left out. Columns without names are made
+/// narrower, the widest first and none below [`NARROWEST`]; then columns are left out; then names are cut as well.
+fn fitted(headers: &[&str], widths: Vec<usize>, screen: usize) -> Vec<Option<usize>> {
+    let is_name = |n: usize| n == 0 || NAMES.contains(&headers[n]);
+    let whole = widths;
+    let mut widths: Vec<Option<usize>> = whole.iter().copied().map(Some).collect();
+    let is_wide = |widths: &[Option<usize>]| {
+        let shown = widths.iter().flatten();
+        shown.clone().sum::<usize>() + GAP * shown.count().saturating_sub(1) > screen
+    };
+    let narrow = |widths: &mut [Option<usize>], may_cut: &dyn Fn(usize) -> bool| {
+        while is_wide(widths) {
+            let some = widths.iter_mut().enumerate().filter(|(n, _)| may_cut(*n));
+            match some.filter_map(|(_, width)| width.as_mut()).max() {
+                Some(widest) if *widest > NARROWEST => *widest -= 1,
+                _ => break,
+            }
         }
+    };
+    let mut dropped = DROPPED_FIRST.iter();
+    loop {
+        narrow(&mut widths, &|n| !is_name(n));
+        if !is_wide(&widths) {
+            return widths;
+        }
+        let next = dropped.find_map(|header| headers.iter().position(|one| one == header));
+        let Some(next) = next.filter(|n| *n > 0) else { break };
+        // What is left may have its whole width again.
+        for (width, whole) in widths.iter_mut().zip(&whole) {
+            *width = width.map(|_| *whole);
+        }
+        widths[next] = None;
     }
+    narrow(&mut widths, &|_| true);
     widths
 }
 
@@ -405,22 +383,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_of_arguments_that_may_be_wrong() {
-        use ColorWhen::{Always, Never};
-        for (args, when) in [
-            ("rcfarm --color=always nothing", Always),
-            ("rcfarm -color always nothing", Always),
-            ("rcfarm --color never --color", Never),
-            ("rcfarm --color=always --color never", Never),
-            ("rcfarm --color always --no-color", Never),
-            ("rcfarm --color=always --color=sometimes", Always),
-        ] {
-            let words: Vec<String> = args.split(' ').map(str::to_owned).collect();
-            assert_eq!(ColorWhen::in_arguments(&words), when, "{args}");
-        }
-    }
-
-    #[test]
     fn tables_are_aligned_and_have_no_borders_or_trailing_blanks() {
         let columns: [Column<'_, [&str; 2]>; 2] =
             [("ID", &|row| row[0].to_owned()), ("COUNT", &|row| row[1].to_owned())];
@@ -437,8 +399,29 @@ mod tests {
         assert_eq!(text, "ID         WHAT\n984dfa15   a text of more tha…\n1          short\n");
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         assert!(table_within(&rows, &columns, None).contains("twenty characters"));
-        assert_eq!(fitted(vec![3, 50, 40], 60), [3, 26, 25]);
-        assert_eq!(fitted(vec![50, 50], 5), [8, 8], "it cannot fit");
+        let fitted = |widths, screen| super::fitted(&["ID", "A", "B"], widths, screen);
+        assert_eq!(fitted(vec![3, 50, 40], 60), [3, 26, 25].map(Some));
+        assert_eq!(fitted(vec![50, 50, 50], 5), [8, 8, 8].map(Some), "it cannot fit");
+    }
+
+    /// As `job list` and `queue list` with 80 columns.
+    #[test]
+    fn names_of_a_table_are_cut_last() {
+        let headers = ["JOB", "KIND", "PHASE", "QUEUE", "RUNNING", "SUCCEEDED", "RETRIES", "AGE"];
+        let widths = vec![24, 10, 7, 20, 7, 9, 7, 3];
+        let fitted = |screen| super::fitted(&headers, widths.clone(), screen);
+        assert_eq!(fitted(120), widths.iter().copied().map(Some).collect::<Vec<_>>());
+        let shown = fitted(80);
+        assert_eq!((shown[0], shown[3]), (Some(24), Some(20)), "{shown:?}");
+        assert_eq!((shown[1], shown[6]), (None, None), "{shown:?}");
+        assert!(shown[2].is_some() && shown[4].is_some(), "{shown:?}");
+        let total = |shown: &[Option<usize>]| {
+            let kept = shown.iter().flatten();
+            kept.clone().sum::<usize>() + GAP * (kept.count() - 1)
+        };
+        assert!(total(&shown) <= 80, "{shown:?}");
+        let narrow = fitted(40);
+        assert!(total(&narrow) <= 40 && narrow[0].is_some_and(|width| width < 24), "{narrow:?}");
     }
 
     #[test]

@@ -7,15 +7,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::rebuilt;
-use crate::cli::apply::{
-    AppliedObject, ApplyAction, DescribedObjects, FieldDifference, PlannedObject, WantedObject,
-    differences,
-};
+use super::scheduler::rebuilt;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::files::contents;
-use crate::cli::job::apply::wrong;
+use crate::cli::wanted::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
+};
 use crate::job::document::all_from_yaml;
 use crate::placement::cells;
 use rcfarm_api::audit::{CellsChange, Details};
@@ -70,7 +68,7 @@ impl DescribedCells {
 }
 
 /// The configuration in a file.
-pub(super) fn described(file: &str) -> anyhow::Result<DescribedObjects> {
+pub(super) fn described(file: &str) -> anyhow::Result<Vec<DescribedCells>> {
     let mut found = Vec::new();
     for (file, text) in contents(&[file.to_owned()])? {
         let documents = all_from_yaml(&text).map_err(|why| wrong(&file, why))?;
@@ -87,7 +85,7 @@ pub(super) fn described(file: &str) -> anyhow::Result<DescribedObjects> {
         let hint = "it has the fields physicalCluster and virtualClusters, as HiveD's";
         return Err(failure(format!("{file} has no configuration of cells"), hint));
     }
-    Ok(DescribedObjects::of_cells(found))
+    Ok(found)
 }
 
 /// The configuration of a file, and the stored one.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{scheduler, stored};
+use super::scheduler::{scheduler, stored};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{or_dash, table};

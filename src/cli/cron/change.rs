@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::CRON_JOB;
+use super::kind::CRON_JOB;
 use crate::cli::context::CommandContext;
-use crate::cli::documents::{DeleteOptions, delete_documents, find, write};
+use crate::cli::delete_documents::{DeleteOptions, delete_documents};
+use crate::cli::documents::{find, write};
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::job::apply::create;
 use crate::cron::document;

@@ -4,15 +4,12 @@
 //! one transaction with its audit record.
 
 mod change;
+pub(super) mod kind;
 mod show;
 
 use super::context::CommandContext;
-use super::documents::{Accepted, DocumentKind};
 use super::failure::CliExit;
-use crate::cron::document::{self, CronSpec};
-use rcfarm_api::cron::KIND;
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::key;
 
 /// Jobs by a schedule: Volcano's and Kubernetes' CronJob
 #[derive(clap::Subcommand)]
@@ -44,18 +41,6 @@ pub struct CronArgs {
     #[arg(value_name = "CRON")]
     cron: Namespaced,
 }
-
-/// CronJobs as documents.
-pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
-    kind: KIND,
-    noun: "cron",
-    key: key::cron_job,
-    check: |id, document| {
-        let CronSpec { warnings, queue, .. } = document::read(id, document)?;
-        Ok(Accepted { warnings, queues: vec![queue] })
-    },
-    references: None,
-};
 
 pub(super) async fn run(context: &CommandContext, command: CronCommand) -> anyhow::Result<CliExit> {
     match command {

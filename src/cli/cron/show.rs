@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::CRON_JOB;
+use super::kind::CRON_JOB;
 use crate::cli::context::CommandContext;
 use crate::cli::documents::find;
 use crate::cli::failure::{CliExit, failure};

@@ -29,6 +29,9 @@ pub struct DoctorArgs {
     /// The node's name, of --for node
     #[arg(long, value_name = "NODE", requires = "role", required_if_eq("role", "node"))]
     node: Option<NodeName>,
+    /// Services of the node's pods, of --for node: a name, or a prefix with * at its end; may be repeated
+    #[arg(long, value_name = "NAME", requires = "node")]
+    service: Vec<String>,
 }
 
 /// Whose rights are checked.
@@ -87,6 +90,9 @@ pub(super) async fn run(
             None => rights::check(context, &mut checks).await,
             Some(role) => {
                 rights::check_role(context, role, args.node.as_ref(), &mut checks).await;
+                if role == Role::Node {
+                    rights::check_services(context, &args.service, &mut checks).await;
+                }
             }
         }
         if role != Some(Role::User) {

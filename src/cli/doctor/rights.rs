@@ -9,6 +9,7 @@ use crate::daemon::kind_specs;
 use crate::farm::rights::{WrittenBy, readable_by_farms, written_by};
 use rcfarm_api::ids::{FarmName, NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_node::agent::SERVICE;
 use rcfarm_store::{Index, Key, Op, Prefix, Query, StoreError, TxnOutcome};
 
 /// Name of a key that does not exist.
@@ -156,6 +157,33 @@ pub(super) async fn check_role(
                 format!("the token needs {word} here; {POLICY}"),
             ),
             Err(error) => failed(name, &error),
+        });
+    }
+}
+
+/// Checks the right to register services: the agent's own, and those of pods.
+pub(super) async fn check_services(
+    context: &CommandContext,
+    of_pods: &[String],
+    checks: &mut Vec<Check>,
+) {
+    let of_pods = of_pods.iter().map(|name| (name.clone(), "no service of pods is registered"));
+    let own = (SERVICE.to_owned(), "its crash is noticed late, and no service is registered");
+    for (name, then) in [own].into_iter().chain(of_pods) {
+        // Any name that begins so: the policy has a rule for the prefix.
+        let (rule, probe) = match name.strip_suffix('*') {
+            Some(prefix) => (format!("service_prefix {prefix:?}"), format!("{prefix}{PROBE}")),
+            None => (format!("service {name:?}"), name),
+        };
+        checks.push(match context.store.may_register(&probe).await {
+            Ok(true) => Check::ok(rule, "write"),
+            Ok(false) => Check::bad(
+                Verdict::Fail,
+                rule.clone(),
+                format!("no right to write: {then}"),
+                format!("the token needs {rule} write; {POLICY}"),
+            ),
+            Err(error) => failed(rule, &error),
         });
     }
 }

@@ -3,23 +3,15 @@
 //! Keys read: JobFlows, JobTemplates, statuses and locks. Keys written: the record of a JobFlow or a JobTemplate, by CAS
 //! in one transaction with its audit record.
 
+pub(super) mod kind;
 mod show;
 mod templates;
 
-use serde_json::Value;
-
+use self::kind::JOB_FLOW;
 use super::context::CommandContext;
-use super::documents::{
-    Accepted, DeleteOptions, DocumentKind, ReferencedDocuments, References, delete_documents,
-};
+use super::delete_documents::{DeleteOptions, delete_documents};
 use super::failure::CliExit;
-use crate::flow::document::{self, FlowSpec, FlowStep, job_name};
-use crate::flow::template::{self, MakingFlow};
-use crate::job::document::FieldIssues;
-use rcfarm_api::flow::{KIND, TEMPLATE_KIND};
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::{Index, key};
-use rcfarm_store::Key;
 
 /// Jobs that follow each other: Volcano's JobFlow and JobTemplate
 #[derive(clap::Subcommand)]
@@ -56,63 +48,6 @@ pub struct FlowDeleteArgs {
     flows: Vec<Namespaced>,
     #[command(flatten)]
     options: DeleteOptions,
-}
-
-/// JobTemplates as documents.
-pub(in crate::cli) const JOB_TEMPLATE: DocumentKind = DocumentKind {
-    kind: TEMPLATE_KIND,
-    noun: "flow template",
-    key: key::job_template,
-    check: |id, document| {
-        let warnings = template::check(id, document)?;
-        Ok(Accepted { warnings, queues: Vec::new() })
-    },
-    references: None,
-};
-
-/// JobFlows as documents.
-pub(in crate::cli) const JOB_FLOW: DocumentKind = DocumentKind {
-    kind: KIND,
-    noun: "flow",
-    key: key::job_flow,
-    check: |id, document| {
-        let FlowSpec { warnings, .. } = document::read(id, document)?;
-        Ok(Accepted { warnings, queues: Vec::new() })
-    },
-    references: Some(References { keys: templates_of, check: check_steps }),
-};
-
-fn template_of(id: &Namespaced, step: &FlowStep) -> Key {
-    key::job_template(&Namespaced { namespace: id.namespace.clone(), name: step.template.clone() })
-}
-
-fn templates_of(id: &Namespaced, document: &Value) -> Vec<Key> {
-    let steps = document::read(id, document).map(|spec| spec.steps).unwrap_or_default();
-    steps.iter().map(|step| template_of(id, step)).collect()
-}
-
-/// A template may be missing: the step waits for it. One that is there must make a valid job.
-fn check_steps(id: &Namespaced, document: &Value, templates: &ReferencedDocuments) -> FieldIssues {
-    let mut issues = FieldIssues::default();
-    let steps = document::read(id, document).map(|spec| spec.steps).unwrap_or_default();
-    for (n, step) in steps.iter().enumerate() {
-        let path = format!("spec.flows[{n}]");
-        let Some(stored) = templates.get(&template_of(id, step)) else {
-            let why = format!("there is no JobTemplate {}; the step waits for it", step.template);
-            issues.warning(path, why);
-            continue;
-        };
-        let Ok(name) = job_name(&id.name, &step.name, step.retry) else { continue };
-        let job = Namespaced { namespace: id.namespace.clone(), name };
-        let flow = MakingFlow { id, uid: Index::ZERO };
-        if let Err(error) = template::job(flow, step, &job, stored) {
-            issues.problem(
-                path,
-                format!("JobTemplate {} makes no valid job: {error}", step.template),
-            );
-        }
-    }
-    issues
 }
 
 pub(super) async fn run(context: &CommandContext, command: FlowCommand) -> anyhow::Result<CliExit> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::JOB_FLOW;
+use super::kind::JOB_FLOW;
 use crate::cli::context::CommandContext;
 use crate::cli::documents::find;
 use crate::cli::failure::{CliExit, failure};

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::JOB_TEMPLATE;
+use super::kind::JOB_TEMPLATE;
 use super::show::FlowListArgs;
 use crate::cli::context::CommandContext;
 use crate::cli::documents::{find, write};

@@ -1,21 +1,24 @@
 //! Jobs of `rcfarm apply -f` and `rcfarm plan -f`, in the formats of Volcano and Kubeflow.
 //!
 //! Keys read: the records of jobs, queues, priority classes, cells. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one
-//! transaction per job. A
-//! crash between two jobs leaves the first applied; `apply` again applies the rest.
+//! transaction per job. A crash between two jobs leaves the first applied; `apply` again applies the rest.
+
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::commands::{job_change, queue_conflict};
 use crate::batch::queues::Queues;
-use crate::cli::apply::{
-    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, would,
-};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::priority_class;
+use crate::cli::wanted::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, would,
+    wrong,
+};
 use crate::cluster::queues::QueueIndex;
+use crate::job::dependencies;
 use crate::job::document::{self, Read};
 use crate::placement::cells::decode;
 use rcfarm_api::audit::{Details, JobChange, record_hash};
@@ -29,6 +32,9 @@ use rcfarm_api::{FieldError, Stored as _, key};
 use rcfarm_cells::{CellModel, CheckedRequest as _};
 use rcfarm_store::cache::read_once;
 use rcfarm_store::{Entry, Index, Op};
+
+/// Jobs that are followed to find a circle.
+const MOST_FOLLOWED: usize = 256;
 
 /// A document, and the stored job of its name.
 pub(in crate::cli) struct WantedJob {
@@ -73,7 +79,8 @@ impl WantedJob {
                 return Err(wrong(&at, format!("{id} is there twice")));
             }
             match document::read(&id, &document) {
-                Ok(read) => {
+                Ok(mut read) => {
+                    read.warnings.extend(restarted_for_ever(&document));
                     let stored = context.get(&key::job(&id)).await?;
                     let is_waiting = match &stored {
                         Some(stored) => is_waiting(context, &id, stored).await?,
@@ -89,6 +96,9 @@ impl WantedJob {
         problems.extend(closed_to(queues, &all));
         problems.extend(all.iter().filter_map(|one| unknown_class(queues, one)));
         problems.extend(wrong_cells(context, cells, &all).await?);
+        for one in &all {
+            problems.extend(cycle(context, &all, one).await?);
+        }
         Ok(all)
     }
 
@@ -142,14 +152,10 @@ impl WantedObject for WantedJob {
     }
 }
 
-pub(in crate::cli) fn wrong(at: &str, why: String) -> anyhow::Error {
-    failure(format!("{at}: {why}"), "correct it; nothing was changed")
-}
-
 pub(in crate::cli) struct DescribedJob {
     /// The file, and the document's number in it.
     at: String,
-    id: Namespaced,
+    pub(super) id: Namespaced,
     document: Value,
 }
 
@@ -167,12 +173,6 @@ impl DescribedJob {
         let id = id.map_err(|issue| wrong(at, issue.to_string()))?;
         Ok(DescribedJob { at: at.to_owned(), id, document })
     }
-}
-
-/// Names of the jobs in files. Objects of other kinds are left out.
-pub(super) fn names(files: &[String], within: &Namespace) -> anyhow::Result<Vec<Namespaced>> {
-    let described = crate::cli::apply::described(files, within)?;
-    Ok(described.jobs.into_iter().map(|one| one.id).collect())
 }
 
 /// Creates a job that does not exist from a document.
@@ -202,6 +202,23 @@ pub(in crate::cli) async fn create(
     one.write(context).await
 }
 
+/// Warnings of tasks of a Volcano job that name no restart policy. It is Kubernetes' `Always` then: no member succeeds.
+fn restarted_for_ever(document: &Value) -> Vec<FieldError> {
+    let is_volcano = document["kind"] == "Job";
+    let tasks = document.pointer("/spec/tasks").and_then(Value::as_array);
+    let all = tasks.into_iter().flatten().enumerate().filter(|_| is_volcano);
+    let is_silent = |(_, task): &(usize, &Value)| {
+        let named = [task.get("restartPolicy"), task.pointer("/template/spec/restartPolicy")];
+        named.into_iter().flatten().all(Value::is_null)
+    };
+    let warning = |(n, _): (usize, &Value)| {
+        let problem = "it is Always if left out, as in Kubernetes: what ends is started again, and the job does not end";
+        let path = format!("spec.tasks[{n}].template.spec.restartPolicy");
+        FieldError::new(path, problem, "write OnFailure or Never")
+    };
+    all.filter(is_silent).map(warning).collect()
+}
+
 /// Why a queue accepts no jobs. A missing default queue is no reason: the first farm creates it.
 pub(in crate::cli) fn refusal(queues: &Queues, name: &str) -> Option<(PodGroupReason, String)> {
     let name: QueueName = name.parse().ok()?;
@@ -229,6 +246,43 @@ fn unknown_class(queues: &Queues, one: &WantedJob) -> Option<String> {
         before.is_some_and(|before| before.spec.priority_class.as_deref() == Some(class));
     let why = queues.1.missing(class).filter(|_| !is_as_before)?;
     Some(format!("{}: {}: {why}", one.id, document::class_field(one.read.spec.framework)))
+}
+
+/// Why a job would never start: it waits for others that wait for it. Jobs of the files count before stored ones.
+async fn cycle(
+    context: &CommandContext,
+    all: &[WantedJob],
+    one: &WantedJob,
+) -> anyhow::Result<Option<String>> {
+    let mut paths = vec![vec![one.id.clone()]];
+    let mut seen = BTreeSet::from([one.id.clone()]);
+    while let Some(path) = paths.pop().filter(|_| seen.len() <= MOST_FOLLOWED) {
+        let Some(last) = path.last() else { continue };
+        let wanted = all.iter().find(|other| other.id == *last);
+        let stored = match wanted {
+            Some(_) => None,
+            None => context.get(&key::job(last)).await?,
+        };
+        let stored = stored.and_then(|entry| serde_json::from_slice::<Value>(&entry.value).ok());
+        let Some(document) = wanted.map(|other| &other.document).or(stored.as_ref()) else {
+            continue;
+        };
+        for dependency in dependencies::in_document(last, document).unwrap_or_default() {
+            let next = dependency.job(last);
+            if next == one.id {
+                let names = path.iter().chain([&next]).map(|id| id.name.to_string());
+                let circle = names.collect::<Vec<_>>().join(" -> ");
+                let field = dependencies::FIELD;
+                let why =
+                    format!("{}: {field}: jobs wait for each other in a circle: {circle}", one.id);
+                return Ok(Some(why));
+            }
+            if seen.insert(next.clone()) {
+                paths.push(path.iter().cloned().chain([next]).collect());
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// What is wrong with requests for cells that are not stored yet. `cells`: those that will be applied before.
@@ -355,4 +409,24 @@ fn text(row: &Row) -> String {
         text.push_str(&format!("  note: {warning}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_without_a_restart_policy_are_warned_about() {
+        let document = |kind: &str| {
+            json!({"kind": kind, "spec": {"tasks": [
+                {"name": "a", "template": {"spec": {"containers": []}}},
+                {"name": "b", "template": {"spec": {"restartPolicy": "Never"}}},
+                {"name": "c", "restartPolicy": "Always", "template": {"spec": {}}},
+            ]}})
+        };
+        let warned = restarted_for_ever(&document("Job"));
+        let paths: Vec<&str> = warned.iter().map(|warning| warning.path.as_str()).collect();
+        assert_eq!(paths, ["spec.tasks[0].template.spec.restartPolicy"]);
+        assert!(restarted_for_ever(&document("TFJob")).is_empty());
+    }
 }

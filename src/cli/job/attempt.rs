@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt as _, stream};
 
 use super::find::{FoundJob, FoundPod, pods};
-use super::logs::{JobLogsArgs, MemberLog, containers, is_task, print_log};
+use super::member_log::{JobLogsArgs, MemberLog, containers, is_task};
+use super::print_log::print_log;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::pod::{LogError, LogStart, open_log_at};

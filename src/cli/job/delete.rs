@@ -11,9 +11,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
-use super::apply::names;
 use super::commands::{job_change, write};
 use super::find::{FoundJob, FoundPod, all, find, pods};
+use crate::cli::apply::described;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
@@ -305,4 +305,10 @@ async fn commit(context: &CommandContext, id: &Namespaced, mut ops: Vec<Op>) -> 
         failure(why, "run the command again")
     })?;
     Ok(())
+}
+
+/// Names of the jobs in files. Objects of other kinds are left out.
+fn names(files: &[String], within: &Namespace) -> anyhow::Result<Vec<Namespaced>> {
+    let described = described(files, within)?;
+    Ok(described.jobs.into_iter().map(|one| one.id).collect())
 }

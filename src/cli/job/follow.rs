@@ -8,7 +8,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
 use super::find::{FoundJob, FoundPod, find, look_up, pods};
-use super::logs::{JobLogsArgs, MemberLog, is_alone, member_logs, print, read, state};
+use super::member_log::{JobLogsArgs, MemberLog, is_alone, member_logs, state};
+use super::print_log::{print, read};
 use super::reading::{NextRead, ReadMode, Readings};
 use crate::cli::context::CommandContext;
 use crate::cli::output::Progress;

@@ -9,7 +9,9 @@ mod follow;
 mod label;
 mod list;
 mod logs;
+mod member_log;
 mod missing;
+mod print_log;
 mod reading;
 mod run;
 mod show;
@@ -36,7 +38,7 @@ pub enum JobCommand {
     #[command(visible_alias = "describe")]
     Explain(JobArgs),
     /// Print the logs of a job's pods, from their nodes
-    Logs(logs::JobLogsArgs),
+    Logs(member_log::JobLogsArgs),
     /// Wait until a job has ended; exit code 2 unless it succeeded
     Wait(wait::WaitArgs),
     /// Show or change the labels of a job: rcfarm job label JOB team=a tier-

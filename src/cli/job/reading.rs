@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::logs::MemberLog;
+use super::member_log::MemberLog;
 use crate::cli::pod::{LogError, LogStart};
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;

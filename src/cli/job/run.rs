@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::apply::create;
 use super::follow::{Followed, follow};
-use super::logs::JobLogsArgs;
+use super::member_log::JobLogsArgs;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::pod::LogReadArgs;

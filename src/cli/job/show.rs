@@ -7,6 +7,7 @@ use super::missing::{MOST_NAMED, MissingMember, missing};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, fields, or_dash};
+use crate::job::dependencies;
 use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
 use rcfarm_api::ids::{Namespaced, PodRef};
@@ -189,7 +190,18 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
     let group = group.filter(|group| group.owner_uid == Some(found.uid().to_string()));
     let lock = context.get(&key::job_lock(id)).await?;
     let is_owned = lock.is_some_and(|entry| entry.session.is_some());
-    let verdict = verdict(&found, is_owned);
+    let mut verdict = verdict(&found, is_owned);
+    let unmet = match &found.status {
+        None => {
+            let all = dependencies::in_document(id, &found.document).unwrap_or_default();
+            dependencies::look(context.store.as_ref(), id, &all).await?
+        }
+        Some(_) => Vec::new(),
+    };
+    if is_owned && !unmet.is_empty() {
+        let why: Vec<&str> = unmet.iter().map(|one| one.why.as_str()).collect();
+        verdict = format!("it waits for other jobs: {}", why.join("; "));
+    }
     let missing = missing(context, &found, &pods(context, id).await?, group.as_ref()).await?;
     let shown = json!({
         "job": found.id,

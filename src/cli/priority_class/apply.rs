@@ -6,12 +6,11 @@ use serde_json::{Value, json};
 
 use super::change::write;
 use super::{StoredClasses, problems};
-use crate::cli::apply::{
-    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
-};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::cli::job::apply::wrong;
+use crate::cli::wanted::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
+};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::ObjectName;
 use rcfarm_api::priority_class::{PreemptionPolicy, PriorityClassRecord, PriorityClasses};

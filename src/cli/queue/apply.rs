@@ -9,11 +9,10 @@ use serde_json::{Value, json};
 use super::change::{problems, read_document, write};
 use super::snapshot::{QueueSnapshot, snapshot};
 use crate::batch::queues::Queues;
-use crate::cli::apply::{
-    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
-};
 use crate::cli::context::CommandContext;
-use crate::cli::job::apply::wrong;
+use crate::cli::wanted::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
+};
 use crate::cluster::queues::QueueIndex;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::priority_class::PriorityClasses;

@@ -9,22 +9,22 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::create;
+use super::create::{self, same_pod_notes};
 use super::find::{Found, all, title};
 use super::update::{RcEdit, apply as update};
-use crate::cli::apply::{
-    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences,
-};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::cli::job::apply::wrong;
+use crate::cli::wanted::{
+    AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
+};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
-use rcfarm_api::manifest::{Manifest, check_known};
+use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use rcfarm_api::rc::update::UpdateOrder;
+use rcfarm_node::spec::check_new;
 
 /// An entry of `replication_controllers`.
 #[derive(Debug, Deserialize)]
@@ -69,7 +69,7 @@ impl DescribedRc {
     fn new(at: String, fields: Fields) -> anyhow::Result<DescribedRc> {
         let manifest =
             Manifest::parse(&fields.manifest).with_context(|| format!("{at}.manifest"))?;
-        check_known(&manifest.fields()?).with_context(|| format!("{at}.manifest"))?;
+        check_new(&manifest).with_context(|| format!("{at}.manifest"))?;
         fields.node_selector.parse::<Selector>().with_context(|| format!("{at}.node_selector"))?;
         check_count(fields.replicas).with_context(|| format!("{at}.replicas"))?;
         let strategy = match fields.strategy.as_deref() {
@@ -176,6 +176,13 @@ impl WantedRc {
             if wanted.iter().any(has_twin) {
                 let pod = described.manifest.id();
                 return Err(wrong(&described.at, format!("{pod} is there twice; give each an id")));
+            }
+            if found.is_none() {
+                let selector = described.fields.node_selector.parse()?;
+                let manifest = &described.manifest;
+                for note in same_pod_notes(context, &stored, id, manifest, &selector).await? {
+                    context.note(note);
+                }
             }
             let fields = found.map_or_else(Vec::new, |f| changes(f, &described, &labels_of(f.id)));
             wanted.push(WantedRc { id, fields, exists: found.is_some(), described });

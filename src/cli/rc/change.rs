@@ -198,7 +198,8 @@ mod tests {
 
     use super::*;
     use crate::cli::context::EDIT_ATTEMPTS;
-    use crate::cli::output::{ColorWhen, Format, Output};
+    use crate::cli::output::{Format, Output};
+    use crate::cli::terminal::ColorWhen;
     use rcfarm_api::ids::RcId;
     use rcfarm_emulator::{Emulator, Fate, Request};
     use rcfarm_store::{PutMode, Query, Reader, Store};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::json;
 
-use super::find::title;
+use super::find::{Found, all, title};
 use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -18,10 +18,12 @@ use crate::cli::label::pair;
 use crate::cli::output::duration;
 use rcfarm_api::audit::{ControllerChange, Details, record_hash};
 use rcfarm_api::ids::RcId;
-use rcfarm_api::labels::{Labels, Selector, check_label_value, encode_labels};
-use rcfarm_api::manifest::{Manifest, check_for_p2, check_known};
+use rcfarm_api::key::LabelKind;
+use rcfarm_api::labels::{Labels, Selector, check_label_value, decode_labels, encode_labels};
+use rcfarm_api::manifest::{Manifest, check_for_p2};
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use rcfarm_api::{Stored, key};
+use rcfarm_node::spec::check_new;
 use rcfarm_store::{Index, Op};
 
 #[derive(clap::Args)]
@@ -63,12 +65,16 @@ pub struct RcCreateArgs {
 
 pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow::Result<CliExit> {
     let manifest = read_manifest(&args.file)?;
-    check_known(&manifest.fields()?)?;
+    check_manifest(context, &manifest)?;
     let id = RcId(context.ids.uuid());
     let rc_labels = rc_labels(&args, &manifest)?;
     let record = record(id, &args, &manifest)?;
     RcSpec::check(id, &record)?;
 
+    let (stored, _) = all(context).await?;
+    for note in same_pod_notes(context, &stored, id, &manifest, &args.node_selector).await? {
+        context.note(note);
+    }
     let index = write(context, &record, &rc_labels, &manifest).await?;
     if let Err(bad) = check_for_p2(&manifest.fields()?) {
         context.note(format!("p2's programs cannot read this manifest: {bad}"));
@@ -89,6 +95,58 @@ pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow:
         wait::scheduled(context, id, index, args.timeout).await?;
     }
     Ok(CliExit::Ok)
+}
+
+/// What to say of other enabled controllers whose pods have the same id and match some of the same nodes: a node runs one
+/// pod of an id, so each takes places from the other.
+pub(super) async fn same_pod_notes(
+    context: &CommandContext,
+    stored: &[Found],
+    id: RcId,
+    manifest: &Manifest,
+    selector: &Selector,
+) -> anyhow::Result<Vec<String>> {
+    let is_same =
+        |spec: &RcSpec| spec.id != id && !spec.disabled && spec.manifest.id() == manifest.id();
+    let same = stored.iter().filter_map(|found| found.spec().ok().filter(is_same));
+    let same: Vec<RcSpec> = same.collect();
+    if same.is_empty() {
+        return Ok(Vec::new());
+    }
+    let prefix = key::labels(LabelKind::Node);
+    let entries = context.list(&prefix).await?;
+    let nodes: Vec<(&str, Labels)> = entries
+        .iter()
+        .filter_map(|entry| Some((prefix.tail(&entry.key)?, decode_labels(&entry.value).ok()?)))
+        .filter(|(_, labels)| selector.matches(labels))
+        .collect();
+    let note = |other: &RcSpec| {
+        let both = nodes.iter().filter(|(_, labels)| other.node_selector.matches(labels));
+        let both: Vec<&str> = both.map(|(node, _)| *node).collect();
+        let is_equal = other.node_selector == *selector;
+        let named = match both.len() {
+            0 if is_equal => "has the same node selector".to_owned(),
+            0 => return None,
+            1..=3 => format!("also matches {}", both.join(", ")),
+            n => format!("also matches {} and {} more nodes", both[..3].join(", "), n - 3),
+        };
+        let pod = manifest.id();
+        Some(format!(
+            "another controller has the pod {pod}: {} {named}; a node runs one pod of an id, so give this one another id or other nodes",
+            title(Some(pod), other.id)
+        ))
+    };
+    Ok(same.iter().filter_map(note).collect())
+}
+
+/// Refuses a manifest that no agent can run.
+pub(super) fn check_manifest(context: &CommandContext, manifest: &Manifest) -> anyhow::Result<()> {
+    check_new(manifest)?;
+    if manifest.launchables().is_empty() {
+        let note = "the manifest has no launchables: agents of ours report its pods as Unfit";
+        context.note(note);
+    }
+    Ok(())
 }
 
 pub(super) fn read_manifest(path: &Path) -> anyhow::Result<Manifest> {

@@ -50,6 +50,7 @@ pub(super) struct RcSnapshot {
     pub(super) now: Timestamp,
     /// Nodes that report the manifest as one that cannot be run, and why.
     unfit: BTreeMap<NodeName, String>,
+    restarting: BTreeMap<NodeName, String>,
     /// Nodes that failed for several records; the owner adds no pods there for some time.
     suspects: BTreeSet<NodeName>,
     cluster: ClusterSnapshot,
@@ -170,13 +171,14 @@ pub(super) async fn read_snapshot(
     let named = status.iter().flat_map(|status| status.quarantined_nodes.keys());
     let quarantined: BTreeMap<NodeName, String> =
         named.filter_map(shunned).chain(own.keys().filter_map(|p| cannot_start(p))).collect();
-    let unfit = |place: &PodRef| {
+    let reported = |place: &PodRef, what: fn(HealthReport) -> Option<Arc<str>>| {
         let health = healths.get(key::health(&place.pod, &place.node).as_str())?;
-        let why = HealthReport::decode(&health.value).unfit?;
-        Some((place.node.clone(), why.to_string()))
+        Some((place.node.clone(), what(HealthReport::decode(&health.value))?.to_string()))
     };
+    let restarting = own.keys().filter_map(|place| reported(place, |report| report.restarting));
     Ok(RcSnapshot {
-        unfit: own.keys().filter_map(|place| unfit(place)).collect(),
+        unfit: own.keys().filter_map(|place| reported(place, |report| report.unfit)).collect(),
+        restarting: restarting.collect(),
         record_index: index,
         now,
         quarantined,
@@ -265,6 +267,7 @@ impl RcSnapshot {
             eligible: Arc::new(self.eligible.clone()),
             not_ready: nodes.filter_map(not_ready).collect(),
             unfit: self.unfit.clone(),
+            restarting: self.restarting.clone(),
             set_aside: BTreeMap::new(),
             slots: BTreeMap::new(),
             surplus: self.surplus.clone(),

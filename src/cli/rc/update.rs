@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::change::{about, with_fields};
-use super::create::read_manifest;
+use super::create::{check_manifest, read_manifest};
 use super::find::{Found, find_to_change};
 use super::wait;
 use crate::cli::context::CommandContext;
@@ -17,7 +17,7 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::duration;
 use rcfarm_api::audit::{ControllerChange, Details, record_hash};
 use rcfarm_api::labels::{Labels, Selector, decode_labels, encode_labels};
-use rcfarm_api::manifest::{Manifest, check_for_p2, check_known};
+use rcfarm_api::manifest::{Manifest, check_for_p2};
 use rcfarm_api::rc::spec::{POD_ID, RcRecord, RcSpec, RcStrategy};
 use rcfarm_api::rc::update::{UpdateChoice, UpdateOrder};
 use rcfarm_api::{Stored, key};
@@ -70,7 +70,7 @@ pub(super) async fn run(context: &CommandContext, args: RcUpdateArgs) -> anyhow:
     let mut edit = RcEdit::default();
     if let Some(file) = &args.file {
         let manifest = read_manifest(file)?;
-        check_known(&manifest.fields()?)?;
+        check_manifest(context, &manifest)?;
         if let Err(bad) = check_for_p2(&manifest.fields()?) {
             context.note(format!("p2's programs cannot read this manifest: {bad}"));
         }

@@ -12,7 +12,7 @@ use crate::cli::output::Progress;
 use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::ids::{PodRef, RcId};
 use rcfarm_api::key::LabelKind;
-use rcfarm_api::node::status::{ExitReason, NodePodPhase, PodStatus};
+use rcfarm_api::node::status::{ExitReason, NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_api::rc::spec::{RcRecord, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Replicas};
 use rcfarm_api::{Stored, key};
@@ -39,27 +39,66 @@ pub(super) async fn scheduled(
 /// Interval at which statuses of pods are read.
 const STARTED_EVERY: Duration = Duration::from_millis(300);
 
-/// Waits until the pods of a controller have started, on nodes with an agent of ours.
+/// A process that has not ended yet has started when it was seen to run for so long.
+const STEADY: Duration = Duration::from_secs(2);
+/// A process that has ended has started again when it was seen to run for so long.
+const STEADY_AGAIN: Duration = Duration::from_secs(10);
+
+/// Since when processes are seen to run, by place and launchable, with their process ids.
+#[derive(Default)]
+struct SteadyProcesses(BTreeMap<(PodRef, String), (Option<i32>, Instant)>);
+
+impl SteadyProcesses {
+    /// What has not run for long enough at `now`.
+    fn young(&mut self, pods: &StartedPods, now: Instant) -> Option<String> {
+        let mut seen = BTreeMap::new();
+        let mut young = None;
+        for place in &pods.places {
+            let status = pods.status(place).unwrap_or_default();
+            let runs = |process: &ProcessStatus| process.phase == NodePodPhase::Running;
+            for process in status.processes.into_iter().filter(runs) {
+                let id = (place.clone(), process.launchable_id);
+                let before = self.0.get(&id).filter(|(pid, _)| *pid == process.pid);
+                let since = before.map_or(now, |(_, since)| *since);
+                let least = if process.last_exit.is_some() { STEADY_AGAIN } else { STEADY };
+                if now < since + least && young.is_none() {
+                    let (PodRef { node, pod }, name) = &id;
+                    let least = humantime::format_duration(least);
+                    young = Some(format!("{pod} on {node}: {name} has not run for {least} yet"));
+                }
+                seen.insert(id, (process.pid, since));
+            }
+        }
+        self.0 = seen;
+        young
+    }
+}
+
+/// Waits until the pods of a controller have started and go on running, on nodes with an agent of ours.
 ///
 /// # Errors
 /// A pod cannot start.
 async fn started(context: &CommandContext, id: RcId, give_up: Instant) -> anyhow::Result<()> {
-    let mut waiting = None;
+    let (mut waiting, mut steady) = (None, SteadyProcesses::default());
+    let mut progress = Progress::default();
     loop {
         // Pods may move meanwhile.
         let read = context.persist(async || StartedPods::read(context, id).await);
         if let Ok(read) = timeout_at(give_up, read).await {
-            waiting = read?.unstarted()?;
+            let read = read?;
+            waiting = read.unstarted()?;
+            let young = steady.young(&read, monotonic());
+            if let Some(why) = &waiting {
+                progress.say(why);
+            }
+            waiting = waiting.or(young);
             if waiting.is_none() {
                 return Ok(());
             }
         }
         if monotonic() + STARTED_EVERY > give_up {
-            let which = waiting.map(|(place, why)| {
-                format!("{} on {} has not started{why}", place.pod, place.node)
-            });
             let which =
-                which.unwrap_or_else(|| "it is not known which pods have started".to_owned());
+                waiting.unwrap_or_else(|| "it is not known which pods have started".to_owned());
             return Err(failure(
                 format!("gave up waiting: {which}"),
                 format!("the change itself is made; see its pods: rcfarm rc explain {id}"),
@@ -110,17 +149,19 @@ impl StartedPods {
         status.is_of(intent).then_some(status)
     }
 
-    /// A pod that has not started yet, and what its node says.
+    /// A pod that has not started yet or is being restarted, and what its node says.
     ///
     /// # Errors
     /// A pod cannot start, and will not be moved to another node.
-    fn unstarted(&self) -> anyhow::Result<Option<(PodRef, String)>> {
+    fn unstarted(&self) -> anyhow::Result<Option<String>> {
         let mut waiting = None;
         for place in &self.places {
+            let PodRef { node, pod } = place;
             let Some(status) = self.status(place) else {
-                waiting.get_or_insert_with(|| (place.clone(), String::new()));
+                waiting.get_or_insert_with(|| format!("{pod} on {node} has not started"));
                 continue;
             };
+            let restarting = restarting(&status);
             let PodStatus { status: launched, phase, message, cannot_start, processes, .. } =
                 status;
             let mut exits = processes.iter().filter_map(|process| process.last_exit.as_ref());
@@ -141,11 +182,22 @@ impl StartedPods {
             }
             if launched != "launched" {
                 let why = if why.is_empty() { why } else { format!(": {why}") };
-                waiting.get_or_insert_with(|| (place.clone(), why));
+                waiting.get_or_insert_with(|| format!("{pod} on {node} has not started{why}"));
+            } else if let Some(how) = restarting {
+                waiting.get_or_insert_with(|| format!("{pod} on {node} is restarted: {how}"));
             }
         }
         Ok(waiting)
     }
+}
+
+/// How a process has ended that is restarted again and again, or waits for its restart.
+fn restarting(status: &PodStatus) -> Option<String> {
+    let waits = || {
+        let down = status.processes.iter().find(|one| one.phase == NodePodPhase::Backoff)?;
+        Some(format!("{}: {}", down.launchable_id, down.message))
+    };
+    status.restarting.clone().or_else(waits)
 }
 
 /// Waits until all pods have the manifest of the record at `index` and are healthy.
@@ -296,10 +348,19 @@ fn summary(status: &RcStatus) -> String {
     );
     let scheduled = status.condition(RcConditionType::Scheduled).filter(|c| !c.status);
     if let Some(condition) = scheduled {
-        text.push_str(&format!(" ({})", condition.reason));
+        // The message names nodes or numbers that come and go.
+        let why = match condition.reason {
+            RcReason::PlaceTaken => {
+                "PlaceTaken: another record has a pod of this id there".to_owned()
+            }
+            reason => reason.to_string(),
+        };
+        text.push_str(&format!(" ({why})"));
     }
-    if let Some(condition) = status.condition(RcConditionType::Updated).filter(|c| !c.status) {
-        text.push_str(&format!("; {}", condition.message));
+    for kind in [RcConditionType::Updated, RcConditionType::Running] {
+        if let Some(condition) = status.condition(kind).filter(|c| !c.status) {
+            text.push_str(&format!("; {}", condition.message));
+        }
     }
     text
 }
@@ -308,9 +369,14 @@ fn summary(status: &RcStatus) -> String {
 mod tests {
     use super::*;
     use rcfarm_api::Timestamp;
-    use rcfarm_api::node::status::{LastExit, ProcessStatus};
+    use rcfarm_api::node::status::LastExit;
 
     fn unstarted(is_dynamic: bool, status: &PodStatus) -> Result<bool, String> {
+        let unstarted = pods(is_dynamic, status).unstarted();
+        unstarted.map(|waiting| waiting.is_some()).map_err(|error| format!("{error:#?}"))
+    }
+
+    fn pods(is_dynamic: bool, status: &PodStatus) -> StartedPods {
         let place = PodRef { node: "n1".parse().unwrap(), pod: "web".parse().unwrap() };
         let key = status_key(&place).to_string();
         let entry = Entry {
@@ -323,9 +389,50 @@ mod tests {
             modify_index: Index::ZERO,
         };
         let statuses = BTreeMap::from([(key, entry)]);
-        let pods =
-            StartedPods { places: vec![place], statuses, intents: BTreeMap::new(), is_dynamic };
-        pods.unstarted().map(|waiting| waiting.is_some()).map_err(|error| format!("{error:#?}"))
+        StartedPods { places: vec![place], statuses, intents: BTreeMap::new(), is_dynamic }
+    }
+
+    /// One that is seen between two ends runs, and has been launched.
+    #[test]
+    fn pod_that_is_restarted_has_not_started() {
+        let exit =
+            LastExit { time: Timestamp::default(), exit_code: 1, exit_status: 0, reason: None };
+        let process = |phase, last_exit| ProcessStatus {
+            launchable_id: "main".to_owned(),
+            phase,
+            pid: Some(7),
+            last_exit,
+            message: "exited with 1".to_owned(),
+            ..ProcessStatus::default()
+        };
+        let status = |process| PodStatus {
+            status: "launched".to_owned(),
+            processes: vec![process],
+            ..PodStatus::default()
+        };
+        let waits = status(process(NodePodPhase::Backoff, Some(exit.clone())));
+        assert_eq!(unstarted(true, &waits), Ok(true));
+        let again = status(process(NodePodPhase::Running, Some(exit.clone())));
+        let looping =
+            PodStatus { restarting: Some("main: exited with 1".to_owned()), ..again.clone() };
+        assert_eq!(unstarted(true, &looping), Ok(true));
+
+        let now = monotonic();
+        for (status, least) in
+            [(status(process(NodePodPhase::Running, None)), STEADY), (again, STEADY_AGAIN)]
+        {
+            let (pods, mut steady) = (pods(true, &status), SteadyProcesses::default());
+            assert!(steady.young(&pods, now).is_some_and(|why| why.contains("main has not run")));
+            assert!(steady.young(&pods, now + least - STARTED_EVERY).is_some());
+            assert_eq!(steady.young(&pods, now + least), None);
+            let mut later = pods;
+            for entry in later.statuses.values_mut() {
+                let mut status = PodStatus::decode(&entry.value).unwrap();
+                status.processes[0].pid = Some(8);
+                entry.value = status.encode();
+            }
+            assert!(steady.young(&later, now + least).is_some(), "another process");
+        }
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::timeout_at;
 
-use super::{DocumentKind, find, write};
-use crate::cli::apply::described;
-use crate::cli::context::CommandContext;
-use crate::cli::failure::{CliExit, failure};
-use crate::cli::output::duration;
+use super::apply::described;
+use super::context::CommandContext;
+use super::documents::{DocumentKind, find, write};
+use super::failure::{CliExit, failure};
+use super::output::duration;
 use crate::job::owner;
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespace, Namespaced};
@@ -36,7 +36,7 @@ pub struct DeleteOptions {
 }
 
 /// Deletes the records named, and those of the files. Their owner farms delete their jobs first, unless they are kept.
-pub(in crate::cli) async fn delete_documents(
+pub(super) async fn delete_documents(
     context: &CommandContext,
     kind: &DocumentKind,
     named: &[Namespaced],

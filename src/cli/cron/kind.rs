@@ -1,0 +1,18 @@
+//! CronJobs as documents.
+
+use crate::cli::documents::{Accepted, DocumentKind};
+use crate::cron::document::{self, CronSpec};
+use rcfarm_api::cron::KIND;
+use rcfarm_api::key;
+
+/// CronJobs as documents.
+pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
+    kind: KIND,
+    noun: "cron",
+    key: key::cron_job,
+    check: |id, document| {
+        let CronSpec { warnings, queue, .. } = document::read(id, document)?;
+        Ok(Accepted { warnings, queues: vec![queue] })
+    },
+    references: None,
+};
