@@ -27,7 +27,8 @@ use rcfarm_store::time::monotonic;
 /// Simulated worlds.
 #[derive(Parser)]
 struct Args {
-    /// What worlds lean to: `services` (replication controllers), `batch` (jobs, queues, commands) or `mixed` (both).
+    /// What worlds lean to: `services` (replication controllers), `batch` (jobs, queues, commands), `mixed` (both)
+    /// or `flows` (CronJobs and JobFlows).
     #[arg(long, value_parser = scenario)]
     scenario: Option<Scenario>,
     /// Which seeds, as `first..end`.
@@ -75,7 +76,10 @@ fn scenario(text: &str) -> Result<Scenario, String> {
         "services" => Ok(Scenario::Services),
         "batch" => Ok(Scenario::Batch),
         "mixed" => Ok(Scenario::Mixed),
-        other => Err(format!("there is no scenario {other:?}: write services, batch or mixed")),
+        "flows" => Ok(Scenario::Flows),
+        other => {
+            Err(format!("there is no scenario {other:?}: write services, batch, mixed or flows"))
+        }
     }
 }
 

@@ -12,17 +12,17 @@ use tokio::time::Instant;
 
 use crate::checks;
 use crate::facts::{
-    CHECK_TTL, CheckFacts, SessionProof, SimActor, SimProcess, Violation, is_controllers,
+    CHECK_TTL, CheckFacts, MachineRuns, ProcessRun, SessionProof, SimActor, SimProcess, Violation,
+    is_controllers,
 };
 use crate::mix::Mix;
 use crate::model::{SimModel, notes};
-use crate::nodes::{ProcessRun, SimMachine};
 use crate::reached::{Occasion, met_if};
 use crate::version_skew;
 use rcfarm_api::Fnv1a;
 use rcfarm_api::ids::{NodeName, PodRef, SessionId};
 use rcfarm_emulator::{Applied, Cause, Emulator, Ending, KvChange, SessionChange, Tables};
-use rcfarm_store::time::monotonic;
+use rcfarm_store::time::{Clock as _, monotonic};
 use rcfarm_store::{NewSession, Op};
 use rcfarm_testing::clock::VirtualClock;
 
@@ -156,6 +156,17 @@ impl Checker {
 
     // ---- what the wire tells --------------------------------------------------------------------------
 
+    /// The clock of the users.
+    pub fn set_clock(&self, clock: &Arc<VirtualClock>) {
+        self.lock().facts.users_clock = Some(clock.clone());
+    }
+
+    /// The faults have ended.
+    pub fn healed(&self) {
+        let facts = &mut self.lock().facts;
+        facts.healed_at = facts.users_clock.as_ref().map(|clock| clock.wall());
+    }
+
     /// A process starts, on a machine with this clock.
     pub fn process(&self, number: u32, process: SimProcess, clock: &Arc<VirtualClock>) {
         let facts = &mut self.lock().facts;
@@ -222,7 +233,7 @@ impl Checker {
     // ---- what machines tell ---------------------------------------------------------------------------
 
     /// The real agent runs a node on this machine.
-    pub fn add_machine(&self, node: NodeName, machine: Arc<SimMachine>) {
+    pub fn add_machine(&self, node: NodeName, machine: Arc<dyn MachineRuns>) {
         let mut inner = self.lock();
         inner.model.agents.follow(node.clone());
         inner.facts.machines.insert(node, machine);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::nodes::SimMachine;
-use rcfarm_api::ids::{FarmName, NodeName, RcId, SessionId};
+use rcfarm_api::Timestamp;
+use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
 use rcfarm_store::Op;
@@ -53,11 +53,51 @@ pub struct SimProcess {
     pub selector: Selector,
 }
 
+/// A process that a machine has run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProcessRun {
+    /// The launchable of its pod.
+    pub launchable: String,
+    /// Its process id. No other run on the machine has it. 0: it could not be started.
+    pub pid: i32,
+    /// The manifest that it was started from.
+    pub manifest: Arc<str>,
+    /// When it was started, since the start of the world.
+    pub since: Duration,
+    /// Its exit code as a status says it, once it has ended: -1 when a signal ended it or nothing is known.
+    pub exit_code: Option<i32>,
+}
+
+/// Runs by pod, in their order.
+pub type Runs = BTreeMap<PodId, Vec<ProcessRun>>;
+
+/// A machine that the real agent runs: what its processes did.
+pub trait MachineRuns: Send + Sync {
+    /// Whether it has power.
+    fn is_on(&self) -> bool;
+
+    /// Shows all runs so far, once.
+    fn look(&self, look: &mut dyn FnMut(&Runs));
+}
+
+impl dyn MachineRuns + '_ {
+    /// What `look` finds in all runs so far.
+    pub fn runs<T>(&self, look: impl FnOnce(&Runs) -> T) -> T {
+        let (mut look, mut found) = (Some(look), None);
+        MachineRuns::look(self, &mut |runs| found = look.take().map(|look| look(runs)));
+        found.expect("a machine shows its runs")
+    }
+}
+
 /// What the checks know besides the store: authors of writes, and the processes with their sessions and clocks.
 #[derive(Default)]
 pub struct CheckFacts {
     /// The processes. Each start of a farm is one.
     pub processes: BTreeMap<u32, SimProcess>,
+    /// The clock of the users, which is right.
+    pub users_clock: Option<Arc<VirtualClock>>,
+    /// Since when nothing is at fault any more.
+    pub healed_at: Option<Timestamp>,
     /// The clock of each process.
     pub clocks: BTreeMap<u32, Arc<VirtualClock>>,
     /// The process that created each session.
@@ -67,7 +107,7 @@ pub struct CheckFacts {
     /// The session that each process relies on.
     pub current: BTreeMap<u32, SessionId>,
     /// The machines of nodes that the real agent runs: what their processes did.
-    pub machines: BTreeMap<NodeName, Arc<SimMachine>>,
+    pub machines: BTreeMap<NodeName, Arc<dyn MachineRuns>>,
     /// Records whose pods a user changed by hand, and when last. The audit log does not show these changes.
     pub by_hand: BTreeMap<RcId, Duration>,
 }
@@ -94,7 +134,13 @@ impl SessionProof {
 /// Whether a transaction is a controller's: it replaces its record's status.
 #[must_use]
 pub fn is_controllers(ops: &[Op]) -> bool {
-    let statuses = [key::rc_statuses(), key::job_statuses(), key::scheduler_statuses()];
+    let statuses = [
+        key::rc_statuses(),
+        key::job_statuses(),
+        key::scheduler_statuses(),
+        key::cron_job_statuses(),
+        key::job_flow_statuses(),
+    ];
     let of_status = |op: &Op| statuses.iter().any(|tree| tree.tail(op.subject()).is_some());
     ops.iter().any(of_status)
 }

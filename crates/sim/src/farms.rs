@@ -53,7 +53,7 @@ impl Farms {
     ) -> Farms {
         let designs: Vec<Design> = setup.farms.iter().map(Design::of).collect();
         Farms {
-            clocks: designs.iter().map(|_| VirtualClock::new(start)).collect(),
+            clocks: designs.iter().map(|_| VirtualClock::later(start, setup.begins)).collect(),
             running: designs.iter().map(|_| None).collect(),
             restart_at: vec![None; designs.len()],
             frozen: BTreeSet::new(),

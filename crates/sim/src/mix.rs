@@ -12,12 +12,16 @@ pub enum Scenario {
     Services,
     /// Jobs, gangs, queues and commands, sometimes with replication controllers.
     Batch,
-    /// Both in every world.
+    /// Both in every world, sometimes with CronJobs and JobFlows.
     Mixed,
+    /// CronJobs and JobFlows beside jobs, sometimes with replication controllers.
+    Flows,
 }
 
-/// Of a thousand worlds of the first two scenarios, this many have both kinds of work.
+/// Of a thousand worlds that are not mixed, this many have both kinds of work.
 const BOTH: u32 = 150;
+/// Of a thousand mixed worlds, this many have CronJobs and JobFlows.
+const FLOWS: u32 = 200;
 
 /// The kinds of work of one world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +30,9 @@ pub struct Mix {
     pub services: bool,
     /// There are jobs, queues and commands.
     pub jobs: bool,
+    /// There are CronJobs and JobFlows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flows: bool,
 }
 
 impl Mix {
@@ -33,9 +40,12 @@ impl Mix {
     #[must_use]
     pub fn of(scenario: Scenario, seed: u64) -> Mix {
         let both = scenario == Scenario::Mixed || SimRng::new(seed ^ 0x006d_6978).permille(BOTH);
+        let is_flows = scenario == Scenario::Flows;
+        let sometimes = || SimRng::new(seed ^ 0x666c_6f77).permille(FLOWS);
         Mix {
             services: both || scenario == Scenario::Services,
-            jobs: both || scenario == Scenario::Batch,
+            jobs: both || is_flows || scenario == Scenario::Batch,
+            flows: is_flows || scenario == Scenario::Mixed && sometimes(),
         }
     }
 

@@ -85,6 +85,14 @@ cases! { Services: {
     PausesIgnored = "members restart without a pause",
     LimitsIgnored = "limits of queues are ignored",
     OrderIgnored = "in a strict queue a group that fits overtakes one that does not",
+} Flows: {
+    RunsForgotten = "a CronJob forgets which times are done with",
+    PolicyIgnored = "every CronJob's concurrencyPolicy is Allow",
+    ZoneIgnored = "schedules are read in UTC",
+    RunsEarly = "a CronJob's clock is 90 s ahead",
+    StepsUnordered = "steps do not wait for those that they depend on",
+    StepsForgotten = "a flow forgets steps whose job has ended",
+    FailureIgnored = "a flow takes failed jobs for completed ones",
 } }
 
 impl Case {
@@ -180,7 +188,7 @@ fn page(rows: &[(&Case, String)]) -> String {
     for (case, row) in rows {
         if world != case.scenario {
             world = case.scenario;
-            page.push_str(JOBS);
+            page.push_str(if world == Scenario::Flows { FLOWS } else { JOBS });
         }
         page.push_str(row);
         page.push('\n');
@@ -204,6 +212,13 @@ Layers that cover each other are switched off together. What each number means: 
 
 const JOBS: &str = "
 In the world of jobs, queues and commands:
+
+| without | so that | invariant | seeds |
+|---|---|---|---|
+";
+
+const FLOWS: &str = "
+In the world of CronJobs and JobFlows:
 
 | without | so that | invariant | seeds |
 |---|---|---|---|

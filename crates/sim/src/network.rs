@@ -3,6 +3,7 @@
 //! Requests travel in tasks of their own. If the process dies, freezes or stops waiting, requests that it has sent still
 //! arrive, as on a real network. Only its blocking reads are dropped.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,11 +23,13 @@ use crate::rng::SimRng;
 use crate::version_skew;
 use rcfarm_api::ids::SessionId;
 use rcfarm_api::key;
+use rcfarm_api::node::Health;
 use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{
-    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, Prefix, PutMode, Query, Question,
-    Reader, Refusal, ServiceHealth, SessionInfo, Store, StoreError, TtlService, TxnOutcome,
+    Answer, DeleteMode, Entry, Index, Key, NewSession, Op, PodService, Prefix, PutMode, Query,
+    Question, Reader, Refusal, RegisteredService, ServiceHealth, SessionInfo, Store, StoreError,
+    TtlService, TxnOutcome,
 };
 
 /// Timeout of the adapter to a real Consul, beside the wait of a blocking query.
@@ -541,6 +544,50 @@ impl Store for Network {
             self.checker.beaten(self.link.actor, asked);
         }
         Ok(passed)
+    }
+
+    async fn pod_services(
+        &self,
+        id_prefix: &str,
+    ) -> Result<BTreeMap<String, RegisteredService>, StoreError> {
+        let prefix = id_prefix.to_owned();
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
+            Box::pin(async move { c.pod_services(&prefix).await })
+        };
+        self.write("agent", call).await
+    }
+
+    async fn register_pod_service(
+        &self,
+        service: &PodService,
+        node_service: &str,
+        health: Health,
+    ) -> Result<(), StoreError> {
+        if self.link.lock().weather.no_checks {
+            return Err(StoreError::Forbidden { what: format!("service {}", service.name) });
+        }
+        let (service, node_service) = (service.clone(), node_service.to_owned());
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
+            Box::pin(async move { c.register_pod_service(&service, &node_service, health).await })
+        };
+        self.write("agent", call).await
+    }
+
+    async fn update_check(
+        &self,
+        check: &str,
+        health: Health,
+        note: &str,
+    ) -> Result<bool, StoreError> {
+        let (check, note) = (check.to_owned(), note.to_owned());
+        let call = move |c: Emulator| -> BoxFuture<'static, _> {
+            Box::pin(async move { c.update_check(&check, health, &note).await })
+        };
+        self.write("agent", call).await
+    }
+
+    async fn may_register(&self, _: &str) -> Result<bool, StoreError> {
+        Ok(!self.link.lock().weather.no_checks)
     }
 
     async fn deregister_service(&self, id: &str) -> Result<(), StoreError> {

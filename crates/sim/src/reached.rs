@@ -115,6 +115,15 @@ occasions! { Services: {
     24 DeadlinePassed = "a job failed at its deadline", 80;
     25 TimeUp = "a job was deleted after its TTL", 120;
     25 Farewell = "a job was deleted by a user", 30;
+} Flows: {
+    23 StepMade = "a step ran after others", 600;
+    23 StepProbed = "a step ran when a probe passed, while its target was active", 20;
+    39 RunMade = "a scheduled time made a job", 700;
+    39 RunAtChange = "a job was made at the minute of a change of summer time", 200;
+    39 RunBesideOther = "a job was made while another one of its CronJob was active", 50;
+    40 StepRetried = "a step was made again after a failure", 100;
+    40 FlowSucceeded = "a flow succeeded", 400;
+    40 FlowFailed = "a flow failed", 300;
 } ; both: {
     1 FenceRefused = "a transaction was refused because its sender's lock was gone", 200;
     2 DeadlineOver = "a process continued after its session's deadline", 150;

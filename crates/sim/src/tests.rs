@@ -11,6 +11,11 @@ use crate::{Options, Scenario, Schedule, SimReport, page, run, run_schedule};
 /// The suite's fixed seeds of the first two scenarios.
 const SEEDS: std::ops::Range<u64> = 0..700;
 
+/// Those of worlds with CronJobs and JobFlows, which take longer.
+const FLOW_SEEDS: std::ops::Range<u64> = 0..40;
+
+const ALL: [Scenario; 4] = [Scenario::Services, Scenario::Batch, Scenario::Mixed, Scenario::Flows];
+
 /// Number of fresh seeds of each scenario in each run.
 const FRESH: u64 = 60;
 
@@ -100,7 +105,7 @@ fn recorded_schedules_find_nothing() {
 
 #[test]
 fn schedules_survive_their_file() {
-    for scenario in [Scenario::Services, Scenario::Batch, Scenario::Mixed] {
+    for scenario in ALL {
         for seed in 0..20 {
             let schedule = Schedule::draw(seed, scenario);
             assert_eq!(Schedule::from_json(&schedule.to_json()), Ok(schedule));
@@ -171,7 +176,7 @@ fn without_a_safety_layer_an_invariant_is_violated() {
 
 #[test]
 fn a_seed_repeats() {
-    for scenario in [Scenario::Services, Scenario::Batch, Scenario::Mixed] {
+    for scenario in ALL {
         let options = Options { scenario, ..Options::default() };
         for seed in 0..3 {
             assert_eq!(run(seed, &options), run(seed, &options));
@@ -189,13 +194,22 @@ fn no_seed_of_jobs_finds_a_violation() {
     run_all(Scenario::Batch, SEEDS);
 }
 
+#[test]
+fn no_seed_of_flows_finds_a_violation() {
+    run_all(Scenario::Flows, FLOW_SEEDS);
+}
+
 /// Seeds that no run has tried before, so that the program cannot be fitted to the fixed ones.
 #[test]
 fn no_fresh_seed_finds_a_violation() {
     let seeds = fresh_seeds();
     println!("fresh seeds of each world: {seeds:?}");
-    for scenario in [Scenario::Services, Scenario::Batch, Scenario::Mixed] {
-        nothing_in(found(scenario, seeds.clone()).0, scenario);
+    for scenario in ALL {
+        let seeds = match scenario {
+            Scenario::Flows => seeds.start..seeds.start + FRESH / 4,
+            _ => seeds.clone(),
+        };
+        nothing_in(found(scenario, seeds).0, scenario);
     }
 }
 

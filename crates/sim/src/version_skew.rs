@@ -16,7 +16,7 @@ use rcfarm_store::{Entry, Op, Prefix};
 const FIELD: &str = "of_tomorrow";
 
 /// Prefixes whose values farms write and whose unknown fields they keep.
-fn trees() -> [Prefix; 6] {
+fn trees() -> [Prefix; 8] {
     [
         key::rc_statuses(),
         key::job_statuses(),
@@ -24,6 +24,8 @@ fn trees() -> [Prefix; 6] {
         key::pod_group_statuses(),
         key::queue_statuses(),
         key::allocations(),
+        key::cron_job_statuses(),
+        key::job_flow_statuses(),
     ]
 }
 

@@ -13,12 +13,15 @@ use crate::nodes::{Nodes, node};
 use crate::reached::{self, Occasion, met, met_if};
 use crate::report::{Options, SimReport};
 use crate::rng::SimRng;
-use crate::schedule::action::{Fault, JobAction, NodeAction, RcAction, SimAction};
+use crate::schedule::action::{Fault, JobAction, NodeAction, OwnerAction, RcAction, SimAction};
 use crate::schedule::{Schedule, Setup};
 use crate::scheduler::Mood;
 use crate::workload::Workload;
 use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id};
+use crate::workload::flows::{TEMPLATES, flow_document, flow_id, template_document, template_id};
+use crate::workload::schedules::{cron_document, cron_id};
 use rcfarm_api::ids::{Namespaced, RcId};
+use rcfarm_api::key;
 use rcfarm_api::node::record::NodeState;
 use rcfarm_emulator::{Emulator, Fate, Request, Settings};
 use rcfarm_store::time::{IdSource, monotonic};
@@ -74,7 +77,8 @@ impl World {
         drop(consul.with_faults(Arc::new(|_: &Request<'_>| Fate::DELIVER)));
         let checker = Checker::new(&consul, mix, options.print);
         let nodes = Nodes::new(consul.clone(), checker.clone(), mix, &setup, start, rng.fork());
-        let clock = VirtualClock::new(start);
+        let clock = VirtualClock::later(start, setup.begins);
+        checker.set_clock(&clock);
         let workload = Workload::new(consul.clone(), checker.clone(), clock, ids.fork());
         let farms = Farms::new(consul, checker.clone(), &setup, rng, start);
         let mut world = World {
@@ -124,6 +128,9 @@ impl World {
         if self.mix.jobs {
             self.workload.set_up_queues();
         }
+        if self.mix.flows {
+            (0..TEMPLATES.len()).for_each(|n| self.act_on_flow(&OwnerAction::Template(n, true)));
+        }
         self.farms.start_all();
     }
 
@@ -167,6 +174,7 @@ impl World {
             SimAction::Node(action) => self.act_on_node(&action),
             SimAction::Rc(action) => self.act_on_rc(&action),
             SimAction::Job(action) => self.act_on_job(&action),
+            SimAction::Flow(action) => self.act_on_flow(&action),
             SimAction::Tenant(hostile) => {
                 self.has_hostile = true;
                 met(Occasion::HostileWritten);
@@ -253,6 +261,49 @@ impl World {
         }
     }
 
+    fn act_on_flow(&self, action: &OwnerAction) {
+        let users = &self.workload;
+        let cron = |n: usize| key::cron_job(&cron_id(&self.setup.crons[n].0, n));
+        let flow = |n: usize| key::job_flow(&flow_id(&self.setup.flows[n].0, n));
+        match action {
+            OwnerAction::CreateCron(n) => {
+                users.create_record(&cron(*n), &cron_document(&self.setup.crons[*n].0));
+            }
+            OwnerAction::SuspendCron(n, suspend) => users.suspend_cron(&cron(*n), *suspend),
+            OwnerAction::MalformCron(n, is_bad) => users.malform(&cron(*n), *is_bad),
+            OwnerAction::DeleteCron(n) => users.mark_deleted(&cron(*n)),
+            OwnerAction::DropCron(n) => users.drop_record(&cron(*n)),
+            OwnerAction::CreateFlow(n) => {
+                users.create_record(&flow(*n), &flow_document(&self.setup.flows[*n].0));
+            }
+            OwnerAction::MalformFlow(n, is_bad) => users.malform(&flow(*n), *is_bad),
+            OwnerAction::DeleteFlow(n) => users.mark_deleted(&flow(*n)),
+            OwnerAction::DropFlow(n) => users.drop_record(&flow(*n)),
+            OwnerAction::Template(n, true) => {
+                users.create_record(&key::job_template(&template_id(*n)), &template_document(*n));
+            }
+            OwnerAction::Template(n, false) => {
+                users.drop_record(&key::job_template(&template_id(*n)))
+            }
+            OwnerAction::CommandJob(n, action) => users.command_made_job(*n, *action),
+            OwnerAction::RemoveJob(n, by_hand) => users.remove_made_job(*n, *by_hand),
+        }
+    }
+
+    /// Makes CronJobs and JobFlows as they are wanted.
+    fn heal_flows(&self) {
+        (0..TEMPLATES.len()).for_each(|n| self.act_on_flow(&OwnerAction::Template(n, true)));
+        for n in 0..self.setup.crons.len() {
+            self.act_on_flow(&OwnerAction::SuspendCron(n, false));
+            self.act_on_flow(&OwnerAction::MalformCron(n, false));
+            self.act_on_flow(&OwnerAction::CreateCron(n));
+        }
+        for n in 0..self.setup.flows.len() {
+            self.act_on_flow(&OwnerAction::MalformFlow(n, false));
+            self.act_on_flow(&OwnerAction::CreateFlow(n));
+        }
+    }
+
     fn job(&self, n: usize) -> (Namespaced, serde_json::Value) {
         let (kind, n) = &self.setup.jobs[n];
         (job_id(kind, *n), document(kind, *n))
@@ -284,6 +335,10 @@ impl World {
                 self.workload.submit(&id, &wanted);
             }
         }
+        if self.mix.flows {
+            self.heal_flows();
+        }
+        self.checker.healed();
     }
 
     fn heal_node(&self, n: usize) {
@@ -326,6 +381,9 @@ impl World {
             }
             if self.mix.jobs {
                 self.workload.resume_all();
+            }
+            if self.mix.flows {
+                self.workload.free_names();
             }
             self.farms.until(monotonic() + look).await;
         }

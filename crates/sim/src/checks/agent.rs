@@ -1,8 +1,7 @@
 //! What node agents do to processes, and what they report of them (32, 37).
 
-use crate::facts::{CheckFacts, Report, SimActor};
+use crate::facts::{CheckFacts, ProcessRun, Report, SimActor};
 use crate::model::{AgentModel, AppliedWrite, IntendedPod, NodeEvent};
-use crate::nodes::ProcessRun;
 use crate::reached::{Occasion, met, met_if};
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};

@@ -205,7 +205,7 @@ pub const GROUPS: &[Group] = &[
                 number: 23,
                 statement: "A dependent starts only after its dependencies' condition held. Each flow step runs once per attempt. Cycles are refused on write.",
                 watched_in: &[],
-                note: "flows: not yet",
+                note: "",
                 also: "`tests/it/admission.rs` J26, `tests/it/farm/flow.rs`",
             },
             Invariant {
@@ -335,5 +335,24 @@ pub const GROUPS: &[Group] = &[
             note: "",
             also: "`tests/it/farm/manifest_updates.rs`",
         }],
+    },
+    Group {
+        title: "Flows",
+        invariants: &[
+            Invariant {
+                number: 39,
+                statement: "A scheduled time of a CronJob makes at most one job, not before it is due, and none while it is suspended or its `concurrencyPolicy` forbids it. What is due while nothing is at fault is made.",
+                watched_in: &["liveness/flows.rs"],
+                note: "",
+                also: "`src/cron`, `tests/it/farm/cron.rs`",
+            },
+            Invariant {
+                number: 40,
+                statement: "A step of a flow gets one job for each attempt, also if the job is gone, and another attempt only after a failure. A flow that is over has the phase that its jobs imply.",
+                watched_in: &["liveness/flows.rs"],
+                note: "",
+                also: "`src/flow`, `tests/it/farm/flow.rs`",
+            },
+        ],
     },
 ];

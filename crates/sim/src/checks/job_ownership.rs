@@ -19,6 +19,8 @@ pub fn check(
     let mut orders = false;
     for seen in &applied_write.events {
         match seen {
+            // The farm of the record that made a job writes it, too: `checks/flows.rs`.
+            ModelEvent::Job(_, (_, Some(job))) if job.owner.is_some() => {}
             ModelEvent::Job(id, _) | ModelEvent::JobStatus(id, _) | ModelEvent::Group(id) => {
                 _ = jobs.insert(id)
             }

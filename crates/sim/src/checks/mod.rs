@@ -6,6 +6,7 @@
 mod agent;
 mod allocations;
 mod audit;
+mod flows;
 mod gang;
 pub mod invariants;
 mod job_ownership;
@@ -14,6 +15,7 @@ mod job_status;
 mod ownership;
 mod queue;
 mod replication;
+mod steps;
 mod view;
 
 use crate::facts::{CheckFacts, Report};
@@ -22,6 +24,7 @@ use crate::model::{AppliedWrite, SimModel};
 
 pub use agent::check_stop;
 pub use audit::check_fold;
+pub use flows::{minute_in, misjudged};
 pub use gang::stray;
 
 /// One row of the table of checks.
@@ -89,6 +92,12 @@ pub const CHECKS: &[Check] = &[
         invariants: &[8, 20, 21, 22, 23, 24, 25],
         runs_in: JOBS,
         run: |write, model, facts, report| job_pods::check(write, &model.jobs, facts, report),
+    },
+    Check {
+        file: "checks/flows.rs",
+        invariants: &[1, 23, 39, 40],
+        runs_in: |mix| mix.flows,
+        run: flows::check,
     },
     Check {
         file: "checks/agent.rs",

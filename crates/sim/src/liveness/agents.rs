@@ -1,8 +1,7 @@
 //! What must have come about on nodes that the real agent runs (27, 36, 37).
 
-use crate::facts::CheckFacts;
+use crate::facts::{CheckFacts, MachineRuns, ProcessRun};
 use crate::model::AgentModel;
-use crate::nodes::{ProcessRun, SimMachine};
 use crate::reached::{Occasion, met_if};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::node::status::NodePodPhase;
@@ -20,7 +19,7 @@ pub fn unsettled(model: &AgentModel, facts: &CheckFacts) -> Option<(u32, String)
             let mut places = places.map(|(place, runs)| of_pod(model, &place, runs));
             places.find_map(|wrong| wrong)
         });
-        machine_runs.or_else(|| not_started(model, machine, node))
+        machine_runs.or_else(|| not_started(model, machine.as_ref(), node))
     })
 }
 
@@ -56,7 +55,11 @@ fn of_pod(model: &AgentModel, place: &PodRef, runs: &[ProcessRun]) -> Option<(u3
 }
 
 /// 27: whatever is intended was started. A pod that could not be started, and is not restarted, has ended.
-fn not_started(model: &AgentModel, machine: &SimMachine, node: &NodeName) -> Option<(u32, String)> {
+fn not_started(
+    model: &AgentModel,
+    machine: &dyn MachineRuns,
+    node: &NodeName,
+) -> Option<(u32, String)> {
     let here = model.intents.keys().filter(|place| place.node == *node);
     let mut intended = here.filter_map(|place| Some((place, model.intended(place)?)));
     intended.find_map(|(place, manifest)| {

@@ -1,6 +1,7 @@
-//! Liveness after the faults have ended (16, 22, 27 to 29, 36, 37).
+//! Liveness after the faults have ended (16, 22, 27 to 29, 36, 37, 39, 40).
 
 mod agents;
+mod flows;
 mod jobs;
 mod names;
 mod services;
@@ -25,5 +26,6 @@ pub fn unsettled(
     let services = services.and_then(|model| services::unsettled(model, facts, live, records));
     let services = services.map(|what| (27, what));
     let jobs = || jobs.and_then(|model| jobs::unsettled(model, facts, live));
-    services.or_else(jobs).or_else(|| agents::unsettled(&model.agents, facts))
+    let flows = || model.mix().flows.then(|| flows::unsettled(&model.flows, facts, live)).flatten();
+    services.or_else(jobs).or_else(flows).or_else(|| agents::unsettled(&model.agents, facts))
 }

@@ -13,6 +13,7 @@ use super::services::AFTER_RESTORE;
 use crate::facts::VIEW;
 use rcfarm::job::document;
 use rcfarm::job::manifest::PodIdentity;
+use rcfarm::job::owner::ControllerRef;
 use rcfarm::job::pod_status::{PodState, stands};
 use rcfarm::job::writes::mark_of;
 use rcfarm_api::ResourceList;
@@ -46,6 +47,8 @@ pub struct ModelJob {
     pub spec: Option<JobSpec>,
     /// A user deleted it.
     pub deleting: bool,
+    /// The CronJob or JobFlow that made it.
+    pub owner: Option<ControllerRef>,
 }
 
 /// A group's record.
@@ -157,8 +160,15 @@ fn mark_on(entry: &Entry) -> Option<Arc<PodIdentity>> {
     mark_of(&decode_labels(&entry.value).ok()?).map(Arc::new)
 }
 
+fn owner_in(value: &[u8]) -> Option<ControllerRef> {
+    const FIELD: &[u8] = b"ownerReferences";
+    // Few documents have one, and to parse all of them takes time.
+    value.windows(FIELD.len()).find(|part| *part == FIELD)?;
+    ControllerRef::in_document(&serde_json::from_slice(value).ok()?)
+}
+
 /// Sets or removes a value. Returns it before and after.
-fn put<K: Ord + Clone, T>(
+pub(super) fn put<K: Ord + Clone, T>(
     map: &mut BTreeMap<K, Arc<T>>,
     key: &K,
     after: Option<Arc<T>>,
@@ -223,7 +233,8 @@ impl JobModel {
                     Some(spec) => spec.deleting,
                     None => document::finalize(&entry.value).is_some(),
                 };
-                Arc::new(ModelJob { uid: JobUid(entry.create_index), spec, deleting })
+                let owner = owner_in(&entry.value);
+                Arc::new(ModelJob { uid: JobUid(entry.create_index), spec, deleting, owner })
             });
             let pair = put(&mut self.jobs, &id, seen);
             return Some(ModelEvent::Job(id, pair));
@@ -406,7 +417,7 @@ impl JobModel {
     }
 }
 
-fn hold<K: Ord>(map: &mut BTreeMap<K, SessionId>, key: K, entry: Option<&Arc<Entry>>) {
+pub(super) fn hold<K: Ord>(map: &mut BTreeMap<K, SessionId>, key: K, entry: Option<&Arc<Entry>>) {
     match entry.and_then(|entry| entry.session.clone()) {
         Some(session) => drop(map.insert(key, session)),
         None => drop(map.remove(&key)),

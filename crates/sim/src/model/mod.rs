@@ -5,10 +5,12 @@
 //! | `agents.rs` | pods of nodes that the real agent runs |
 //! | `services.rs` | replication controllers, their pods, nodes |
 //! | `jobs.rs` | jobs, pod groups, queues, commands, the pods of jobs |
+//! | `flows.rs` | CronJobs, JobFlows, templates, and the jobs that they make |
 //! | `history.rs`, `notes.rs` | what happened to jobs and no key shows any more; how it is noted |
 //! | `write.rs` | one applied write |
 
 mod agents;
+mod flows;
 mod history;
 mod jobs;
 pub mod notes;
@@ -18,6 +20,7 @@ mod write;
 use std::time::Duration;
 
 pub use agents::{AgentModel, IntendedPod, NodeEvent};
+pub use flows::{FlowEvent, FlowModel, MadeJob};
 pub use history::Try;
 pub use jobs::{JobModel, ModelEvent, ModelJob, Pair, is_members};
 pub use services::{Item, ReportedStatus, ServiceModel, ServicePod, Unfit, was_allocated};
@@ -34,6 +37,8 @@ pub struct SimModel {
     pub services: ServiceModel,
     /// Jobs and queues.
     pub jobs: JobModel,
+    /// CronJobs and JobFlows.
+    pub flows: FlowModel,
     /// Pods of nodes that the real agent runs.
     pub agents: AgentModel,
 }
@@ -43,7 +48,8 @@ impl SimModel {
     #[must_use]
     pub fn new(mix: Mix) -> SimModel {
         let (services, jobs) = (ServiceModel::default(), JobModel::default());
-        SimModel { mix, services, jobs, agents: AgentModel::default() }
+        let (flows, agents) = (FlowModel::default(), AgentModel::default());
+        SimModel { mix, services, jobs, flows, agents }
     }
 
     /// Kinds of work in the world.
@@ -64,6 +70,10 @@ impl SimModel {
         let record = record.map(|rc| (rc, services.statuses.get(&rc).cloned().unwrap_or_default()));
         let of_jobs = if self.mix.jobs { changes } else { &[] };
         let events: Vec<_> = of_jobs.iter().map(|change| jobs.apply(at, change)).collect();
+        let by_user = actor == SimActor::User;
+        let of_flows = if self.mix.flows { changes } else { &[] };
+        let of_flows =
+            of_flows.iter().filter_map(|change| self.flows.apply(by_user, change)).collect();
         let of_services = if self.mix.services { changes } else { &[] };
         let item = |(n, change): (usize, &'a KvChange)| {
             let item = services.apply(at, change);
@@ -73,7 +83,7 @@ impl SimModel {
         };
         let of_nodes = changes.iter().filter_map(|change| self.agents.apply(at, change)).collect();
         let changes = of_services.iter().enumerate().map(item).collect();
-        AppliedWrite { at, actor, changes, record, events, of_nodes }
+        AppliedWrite { at, actor, changes, record, events, of_flows, of_nodes }
     }
 
     /// Replaces the model by a restored state.
@@ -83,6 +93,9 @@ impl SimModel {
         }
         if self.mix.jobs {
             self.jobs.reload(at, tables);
+        }
+        if self.mix.flows {
+            self.flows.reload(at, tables);
         }
         self.agents.reload(at, tables);
     }

@@ -244,13 +244,15 @@ impl ServiceModel {
                 self.intents.remove(place);
                 self.unproved.remove(place);
             }
-            (Item::Reality(place), Some(entry)) => {
+            (Item::Reality(place), entry) => {
                 let intent = self.entries.get(key::intent(&place.node, &place.pod).as_str());
-                if intent.is_some_and(|intent| intent.value == entry.value) {
-                    self.unproved.remove(place);
+                let is_proved =
+                    entry.as_ref().map(|entry| &entry.value) == intent.map(|i| &i.value);
+                match intent {
+                    Some(_) if !is_proved => drop(self.unproved.entry(place.clone()).or_insert(at)),
+                    _ => drop(self.unproved.remove(place)),
                 }
             }
-            (Item::Reality(_), None) => {}
             (Item::Health(place), entry) => {
                 let health = entry.as_ref().map_or(Health::Absent, |e| Health::decode(&e.value));
                 self.health.entry(place.clone()).or_default().push(at, health);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::agents::NodeEvent;
+use super::flows::FlowEvent;
 use super::jobs::ModelEvent;
 use super::services::{Item, ServicePod};
 use crate::facts::SimActor;
@@ -24,6 +25,8 @@ pub struct AppliedWrite<'a> {
     pub record: Option<(RcId, RcStatus)>,
     /// Its effects on jobs and queues. Empty in a world without jobs.
     pub events: Vec<ModelEvent>,
+    /// Its effects on CronJobs and JobFlows. Empty in a world without them.
+    pub of_flows: Vec<FlowEvent>,
     /// What it did to pods of nodes that the real agent runs.
     pub of_nodes: Vec<NodeEvent>,
 }

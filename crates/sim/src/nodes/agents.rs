@@ -76,7 +76,7 @@ impl Agents {
         start: Instant,
         mut rng: SimRng,
     ) -> Agents {
-        let clock = VirtualClock::new(start);
+        let clock = VirtualClock::later(start, setup.begins);
         let host = |n: &usize| {
             let name = node(*n);
             let (checker, clock, rng) = (checker.clone(), clock.clone(), rng.fork());

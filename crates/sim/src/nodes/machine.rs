@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use super::process::ProcessFate;
 use super::{MOMENT, SLOWEST_STOP};
 use crate::checker::Checker;
+use crate::facts::{MachineRuns, ProcessRun, Runs};
 use crate::reached::{Occasion, met};
 use crate::rng::SimRng;
 use rcfarm::job::manifest::PodIdentity;
@@ -24,7 +25,7 @@ use rcfarm_api::node::Health;
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
-use rcfarm_node::agent::health::HealthCheck;
+use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_node::agent::state::{self, StoredPod};
 use rcfarm_store::time::{Clock, monotonic};
 use rcfarm_testing::clock::VirtualClock;
@@ -37,20 +38,6 @@ const FAILED_STARTS: u32 = 20;
 const STUBBORN: u32 = 100;
 /// Processes of replication controllers that end by themselves, in a thousand.
 const SHORT_LIVED: u32 = 150;
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct ProcessRun {
-    /// The launchable of its pod.
-    pub launchable: String,
-    /// Its process id. No other run on the machine has it. 0: it could not be started.
-    pub pid: i32,
-    /// The manifest that it was started from.
-    pub manifest: Arc<str>,
-    /// When it was started, since the start of the world.
-    pub since: Duration,
-    /// Its exit code as a status says it, once it has ended: -1 when a signal ended it or nothing is known.
-    pub exit_code: Option<i32>,
-}
 
 /// A node's machine. It is the driver of the node's agent.
 pub struct SimMachine {
@@ -74,7 +61,7 @@ struct State {
     last_pid: i32,
     /// The last process of each launchable.
     processes: BTreeMap<(PodId, String), Process>,
-    runs: BTreeMap<PodId, Vec<ProcessRun>>,
+    runs: Runs,
 }
 
 struct Process {
@@ -142,17 +129,6 @@ impl SimMachine {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.settle();
         state
-    }
-
-    /// All runs so far, by pod.
-    pub fn runs<T>(&self, look: impl FnOnce(&BTreeMap<PodId, Vec<ProcessRun>>) -> T) -> T {
-        look(&self.lock().runs)
-    }
-
-    /// Whether it has power.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        self.lock().is_on
     }
 
     /// It gets power, if it has none.
@@ -286,6 +262,16 @@ fn owner(dir: &Path) -> Option<(PodId, String)> {
     Some((name(dir.parent()?)?.parse().ok()?, name(dir)?))
 }
 
+impl MachineRuns for SimMachine {
+    fn is_on(&self) -> bool {
+        self.lock().is_on
+    }
+
+    fn look(&self, look: &mut dyn FnMut(&Runs)) {
+        look(&self.lock().runs);
+    }
+}
+
 #[async_trait]
 impl Driver for SimMachine {
     async fn start(&self, dir: &Path, launch: &Launch) -> Result<Started, StartFailure> {
@@ -349,7 +335,7 @@ impl Driver for SimMachine {
 
     async fn stop(&self, running: &Started, _signal: &str, grace: Duration) {
         let (now, pid) = (monotonic(), running.pid);
-        let run = self.runs(|runs| {
+        let run = (self as &dyn MachineRuns).runs(|runs| {
             let mut all = runs.iter().flat_map(|(pod, runs)| runs.iter().map(move |r| (pod, r)));
             all.find(|(_, run)| run.pid == pid).map(|(pod, run)| (pod.clone(), run.clone()))
         });

@@ -26,7 +26,6 @@ use crate::mix::Mix;
 use crate::rng::SimRng;
 use crate::schedule::Setup;
 pub use agents::Agents;
-pub use machine::{ProcessRun, SimMachine};
 use process::{NodeProcess, ProcessFate, Run};
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm_api::Stored;

@@ -16,6 +16,7 @@ pub enum SimAction {
     Node(NodeAction),
     Rc(RcAction),
     Job(JobAction),
+    Flow(OwnerAction),
     /// A hostile tenant writes a record, which stays.
     Tenant(Hostile),
 }
@@ -120,6 +121,34 @@ pub enum JobAction {
     MalformQueue(usize),
     MendQueue(usize),
     Litter,
+}
+
+/// Action on CronJobs, JobFlows, templates, and the jobs that they make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OwnerAction {
+    CreateCron(usize),
+    SuspendCron(usize, bool),
+    /// An unknown field is added, or it is taken away.
+    MalformCron(usize, bool),
+    DeleteCron(usize),
+    /// The record is deleted by hand.
+    DropCron(usize),
+    CreateFlow(usize),
+    MalformFlow(usize, bool),
+    DeleteFlow(usize),
+    DropFlow(usize),
+    /// The template is there, or it is not.
+    Template(usize, bool),
+    /// A command to one of the jobs that were made. The first number chooses it.
+    CommandJob(usize, CommandAction),
+    /// A user deletes one of them, by a mark or by hand.
+    RemoveJob(usize, bool),
+}
+
+impl From<OwnerAction> for SimAction {
+    fn from(action: OwnerAction) -> SimAction {
+        SimAction::Flow(action)
+    }
 }
 
 impl From<Fault> for SimAction {

@@ -5,11 +5,12 @@ use std::time::Duration;
 use super::action::SimAction;
 use super::builder::ScheduleBuilder;
 use super::recorded::{FarmDesign, Schedule, Setup, Timed};
-use super::{jobs, services};
+use super::{flows, jobs, services};
 use crate::faults::NetworkFaults;
 use crate::mix::{Mix, Scenario};
 use crate::rng::SimRng;
 use crate::workload::documents::KINDS;
+use crate::workload::schedules::BEGINNINGS;
 
 /// Of a thousand worlds, this many have a hostile tenant.
 const HOSTILE: u32 = 120;
@@ -40,13 +41,22 @@ impl Schedule {
         // With replication controllers, the remaining nodes must suffice for all jobs.
         let lost = !mix.services && rng.permille(250);
         let lost = lost.then(|| rng.below(nodes));
-        let healed_at = Duration::from_secs(if mix.services { 55 } else { 36 });
+        let healed_at = match mix {
+            // Until two scheduled times of a CronJob have passed.
+            Mix { flows: true, .. } => 100,
+            Mix { services: true, .. } => 55,
+            _ => 36,
+        };
+        let healed_at = Duration::from_secs(healed_at);
         let mut hideable = Vec::new();
         if mix.services {
             hideable.extend(services::hideable());
         }
         if mix.jobs {
             hideable.extend(jobs::hideable());
+        }
+        if mix.flows {
+            hideable.extend(flows::hideable());
         }
         let mut builder = ScheduleBuilder {
             rng: rng.fork(),
@@ -62,7 +72,7 @@ impl Schedule {
             let scenes = (14 + builder.rng.below(14)) / if mix.jobs { 2 } else { 1 };
             (0..scenes).for_each(|_| builder.rc_scene());
         }
-        let kinds = if mix.jobs { builder.jobs(!mix.services) } else { Vec::new() };
+        let kinds = if mix.jobs { builder.jobs(!mix.services && !mix.flows) } else { Vec::new() };
         let jobs = kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect();
         // From a stream of their own, so that they change nothing else.
         builder.rng = SimRng::new(seed ^ 0x0061_6765_6e74);
@@ -86,10 +96,26 @@ impl Schedule {
         if mix.services && builder.rng.permille(UPDATED) {
             builder.updates();
         }
+        builder.rng = SimRng::new(seed ^ 0x666c_6f77_7361_6374);
+        let begins = if mix.flows { *builder.rng.pick(&BEGINNINGS) } else { 0 };
+        let restores = agents.is_empty() && lost.is_none();
+        let (crons, flows) = if mix.flows { builder.flows(restores) } else { Default::default() };
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();
-        let setup =
-            Setup { read_in_parts, farms, network, nodes, agents, poisoned, lost, jobs, healed_at };
+        let setup = Setup {
+            read_in_parts,
+            farms,
+            network,
+            nodes,
+            agents,
+            poisoned,
+            lost,
+            jobs,
+            crons,
+            flows,
+            begins,
+            healed_at,
+        };
         Schedule { found: String::new(), chance, mix, setup, actions }
     }
 }

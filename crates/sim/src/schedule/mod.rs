@@ -4,6 +4,7 @@ pub mod action;
 mod agents;
 mod builder;
 mod draw;
+mod flows;
 mod jobs;
 mod recorded;
 mod services;

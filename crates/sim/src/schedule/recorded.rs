@@ -50,9 +50,21 @@ pub struct Setup {
     /// The jobs, each by its kind and its number.
     #[serde(default)]
     pub jobs: Vec<(String, usize)>,
+    /// The CronJobs and the JobFlows, each by its kind and its number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub crons: Vec<(String, usize)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flows: Vec<(String, usize)>,
+    /// What clocks show at the start, in seconds after the beginning of 2026.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub begins: i64,
     /// When the last fault has ended.
     #[serde(with = "millis")]
     pub healed_at: Duration,
+}
+
+fn is_zero(seconds: &i64) -> bool {
+    *seconds == 0
 }
 
 /// Configuration of a farm, for every start.

@@ -1,8 +1,10 @@
 //! The users of a world, and what they write.
 
 pub mod documents;
+pub mod flows;
 pub mod hostile;
 mod jobs;
+pub mod schedules;
 mod services;
 mod users;
 
