@@ -34,6 +34,8 @@ pub const CASES: &[Case<Wire>] = cases! {
     C48 Shared "an external node has no serfHealth; its sessions end with their own checks" => c48;
     C49 Shared "the catalog refuses what it cannot decode, and wrong nodes, ids and addresses" => c49;
     C50 Shared "an unknown node is null, its health is empty" => c50;
+    C51 Shared "an alias check follows the worst check of its service" => c51;
+    C52 Shared "an alias check of a service that was never there is critical" => c52;
 };
 
 async fn c01(w: Wire) {
@@ -423,4 +425,54 @@ async fn c50(w: Wire) {
     for path in ["health/node", "health/checks", "health/state", "catalog/service"] {
         assert_eq!(w.get(&format!("/v1/{path}/{absent}")).await.json(), json!([]), "{path}");
     }
+}
+
+impl Wire {
+    /// Waits until the agent shows this status and type of a check.
+    async fn until_check(&self, check: &str, status: &str, kind: &str) {
+        loop {
+            let checks = self.get("/v1/agent/checks").await.json();
+            if (&checks[check]["Status"], &checks[check]["Type"]) == (&json!(status), &json!(kind))
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Registers a service with an alias check of the service `svc`. Returns the check's id.
+    async fn alias(&self) -> String {
+        let (id, check) = (self.name("alias"), self.name("follows"));
+        let alias =
+            json!({ "CheckID": check, "Name": "follows", "AliasService": self.name("svc") });
+        let body = json!({ "Name": id, "ID": id, "Checks": [alias] });
+        self.put_json("/v1/agent/service/register", &body).await.is(200, "");
+        check
+    }
+}
+
+async fn c51(w: Wire) {
+    let followed = w.passing_service("svc", "60s").await;
+    let check = w.alias().await;
+    w.until_check(&check, "passing", "alias").await;
+    for (verb, status) in [("warn", "warning"), ("fail", "critical"), ("pass", "passing")] {
+        w.put(&format!("/v1/agent/check/{verb}/{followed}"), "").await.is(200, "");
+        w.until_check(&check, status, "alias").await;
+    }
+    let pass = w.put(&format!("/v1/agent/check/pass/{check}"), "").await;
+    pass.is(500, "does not have associated TTL");
+}
+
+async fn c52(w: Wire) {
+    let check = w.alias().await;
+    let missing = async || {
+        let output = w.get("/v1/agent/checks").await.json()[&check]["Output"].clone();
+        output.as_str().is_some_and(|output| output.contains("could not be found on node"))
+    };
+    while !missing().await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    w.until_check(&check, "critical", "alias").await;
+    w.passing_service("svc", "60s").await;
+    w.until_check(&check, "passing", "alias").await;
 }

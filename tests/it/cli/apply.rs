@@ -92,9 +92,13 @@ async fn files_of_all_kinds_are_applied_in_order_of_dependency() {
         &RCS.replace("sleep 60", "sleep 90").replace("replicas: 2", "replicas: 3"),
     );
     let plan = cluster.run(&["plan", "-f", "all", "-f", "rcs.yaml"]).await;
-    for line in
-        ["~ spec.capability.cpu: \"8\" -> \"16\"", "~ replicas_desired: 2 -> 3", "~ manifest: "]
-    {
+    for line in [
+        "~ spec.capability.cpu: \"8\" -> \"16\"",
+        "~ replicas_desired: 2 -> 3",
+        "~ manifest:\n",
+        "- launchables: {main: {launchable_type: process, command: sleep 60}}\n",
+        "+ launchables: {main: {launchable_type: process, command: sleep 90}}\n",
+    ] {
         assert!(plan.stdout.contains(line), "{}", plan.stdout);
     }
     cluster.run(&apply).await.ok();

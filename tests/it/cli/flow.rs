@@ -108,3 +108,25 @@ async fn wrong_flows_and_templates_are_refused_by_path() {
     }
     assert!(cluster.events().await.is_empty());
 }
+
+#[tokio::test]
+async fn missing_queue_of_a_template_or_a_patch_is_refused() {
+    let cluster = HttpCluster::new().await;
+    let template = TEMPLATE.replace("spec:\n", "spec:\n  queue: nowhere\n");
+    write(&cluster, "template.yaml", &template);
+    let flow = FLOW.replace("{tasks: [{name: w, replicas: 2}]}", "{queue: elsewhere}");
+    write(&cluster, "flow.yaml", &flow);
+    let refused = cluster.run(&["apply", "-f", "template.yaml", "-f", "flow.yaml"]).await.failed();
+    for words in [
+        "JobTemplate default/a: spec.queue: there is no queue nowhere",
+        "JobFlow default/test: spec.flows[2].patch.jobSpec.queue: there is no queue elsewhere",
+    ] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(cluster.get("rcfarm/job_templates/default/a").await.is_none());
+    let queues =
+        "kind: Queue\nmetadata: {name: nowhere}\n---\nkind: Queue\nmetadata: {name: elsewhere}\n";
+    write(&cluster, "queues.yaml", queues);
+    let files = ["queues.yaml", "template.yaml", "flow.yaml"].map(|file| ["-f", file]).concat();
+    cluster.run(&[&["apply"][..], &files].concat()).await.ok();
+}

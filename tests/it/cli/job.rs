@@ -281,3 +281,36 @@ async fn deleted_job_leaves_nothing_but_a_users_pod_group() {
     assert!(!there("rcfarm/pod_groups/default/left").await);
     assert!(there("rcfarm/pod_groups/default/hers").await);
 }
+
+/// A job of one member that waits for others.
+fn waiting(name: &str, depends_on: &str) -> String {
+    format!(
+        "kind: Job\nmetadata: {{name: {name}, annotations: {{rcfarm/depends-on: '{depends_on}'}}}}\nspec:\n  tasks: [\
+         {{name: t, replicas: 1, template: {{spec: {{restartPolicy: Never, containers: [{{name: c, command: ['true']}}]}}}}}}]\n"
+    )
+}
+
+#[tokio::test]
+async fn circles_of_waiting_jobs_are_refused_and_waits_explained() {
+    let cluster = HttpCluster::new().await;
+    let apply = async |documents: &[String]| {
+        std::fs::write(cluster.dir.path().join("jobs.yaml"), documents.join("---\n")).unwrap();
+        cluster.run(&["apply", "-f", "jobs.yaml"]).await
+    };
+    let bad = apply(&[waiting("a", "after:b")]).await.failed();
+    assert!(bad.contains("metadata.annotations.rcfarm/depends-on: \"after\" is none of"), "{bad}");
+    let all = [waiting("a", "afterok:b"), waiting("b", "afterany:c"), waiting("c", "afterok:a")];
+    let circle = apply(&all).await.failed();
+    assert!(circle.contains("in a circle: a -> b -> c -> a"), "{circle}");
+    apply(&all[..2]).await.ok();
+    let circle = apply(&all[2..]).await.failed();
+    assert!(circle.contains("in a circle: c -> a -> b -> c"), "stored ones count: {circle}");
+    let _farm = cluster.start("f1");
+    rcfarm_testing::wait::until("its farm has claimed it", async || {
+        let why = cluster.run(&["job", "explain", "b"]).await.ok();
+        why.contains("it waits for other jobs: afterany: there is no job c")
+    })
+    .await;
+    let why = cluster.run(&["job", "explain", "a"]).await.ok();
+    assert!(why.contains("afterok: b has not ended"), "{why}");
+}

@@ -43,6 +43,16 @@ async fn label_set_get_remove_and_last_removes_key() {
 }
 
 #[tokio::test]
+async fn labels_of_a_node_without_an_agent_are_set_with_a_note() {
+    let cluster = HttpCluster::new().await;
+    let ran = cluster.run(&["label", "set", "node", "n-typo", "role=web"]).await;
+    assert!(ran.stderr.contains("no agent of ours runs as node n-typo"), "{ran:?}");
+    ran.ok();
+    let ran = cluster.run(&["label", "remove", "node", "n-typo", "role"]).await;
+    assert!(!ran.stderr.contains("no agent"), "{ran:?}");
+}
+
+#[tokio::test]
 async fn what_is_so_already_is_not_written() {
     let cluster = HttpCluster::new().await;
     cluster.run(&["label", "set", "node", "n1", "role=web"]).await.ok();

@@ -172,6 +172,31 @@ async fn enable_and_disable_are_audited_once() {
     );
 }
 
+/// A node runs one pod of an id: the two would take places from each other.
+#[tokio::test]
+async fn another_controller_with_the_same_pod_on_the_same_nodes_is_named() {
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(1).await;
+    let manifest = cluster.dir.path().join("again.yaml");
+    std::fs::write(&manifest, MANIFEST).unwrap();
+    let create = async |selector: &str| {
+        let file = manifest.to_str().unwrap();
+        let ran = cluster.run(&["rc", "create", "-f", file, "--node-selector", selector]).await;
+        let note = ran.stderr.clone();
+        ran.ok();
+        note
+    };
+    assert!(!create("role=web").await.contains("another controller"));
+    let id = cluster.json(&["rc", "list"]).await[0]["id"].as_str().unwrap().to_owned();
+    let note = create("role").await;
+    assert!(
+        note.contains("another controller has the pod web") && note.contains(&id[..8]),
+        "{note}"
+    );
+    let note = create("role=db").await;
+    assert!(!note.contains("another controller"), "other nodes: {note}");
+}
+
 #[tokio::test]
 async fn list_filters_by_the_controllers_own_labels() {
     let cluster = HttpCluster::new().await;

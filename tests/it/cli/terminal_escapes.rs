@@ -133,6 +133,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("dev", "runs a store of its own"),
     ("demo-server", "reads nothing"),
     ("completion", "reads nothing"),
+    ("version", "reads nothing"),
     ("man", "reads nothing"),
 ];
 

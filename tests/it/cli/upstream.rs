@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::job_programs::JobsDev;
+use rcfarm_testing::wait::until;
 
 /// Those that are refused, with words of the message.
 const REFUSED: [(&str, &str); 3] = [
@@ -83,4 +84,40 @@ async fn documents_like_upstreams_run_to_their_end() {
         assert!(refused[name].contains(words), "{name}: {}", refused[name]);
     }
     assert!(ran >= 36, "{ran}");
+}
+
+/// Volcano's JobFlow with its templates, and its CronJob, whose schedule is played in virtual time by
+/// `tests/it/farm/cron.rs`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flow_and_cron_job_like_upstreams_run_to_their_end() {
+    let dev = JobsDev::start(&["--nodes", "1", "--capacity", "cpu=4,memory=8Gi"]).await;
+    dev.run(&["priority-class", "create", "high-priority", "--value", "10"]).await.ok();
+    let text = |name: &str| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/upstream/volcano-flows");
+        std::fs::read_to_string(root.join(name)).unwrap()
+    };
+    let applied = dev.apply(&format!("{}---\n{}", text("flow.yaml"), text("templates.yaml"))).await;
+    assert!(applied.stderr.contains("spec.flows[0].maxRetry: Volcano drops"), "{applied:?}");
+    applied.ok();
+    let status = async || dev.run(&["flow", "status", "test", "-o", "json"]).await.json();
+    until("the flow has succeeded", async || {
+        status().await["status"]["state"]["phase"] == "Succeed"
+    })
+    .await;
+    let flow = status().await["status"].clone();
+    let listed = flow["jobStatusList"].as_array().unwrap();
+    let order: Vec<&str> = listed.iter().map(|job| job["name"].as_str().unwrap()).collect();
+    assert_eq!(order, ["test-a", "test-b", "test-c", "test-d", "test-e"]);
+    assert!(listed.iter().all(|job| job["state"] == "Completed"), "{flow}");
+    until("its jobs are deleted", async || {
+        dev.run(&["job", "list", "-o", "json"]).await.json() == serde_json::json!([])
+    })
+    .await;
+
+    dev.apply(&text("cronjob.yaml")).await.ok();
+    let made = dev.run(&["cron", "run", "volcano-cronjob-example", "-o", "json"]).await.json();
+    let job = made["job"].as_str().unwrap().to_owned();
+    assert_eq!(dev.wait(&job).await.code, 0);
+    let log = dev.run(&["job", "logs", &job]).await.ok();
+    assert!(log.contains("Hello from Volcano CronJob"), "{log}");
 }

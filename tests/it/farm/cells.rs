@@ -37,7 +37,7 @@ fn cells() -> Value {
     })
 }
 
-async fn cluster() -> Cluster {
+pub(super) async fn cluster() -> Cluster {
     let cluster = Cluster::new(4).await;
     for n in 0..4 {
         let record = json!({"capacity": {"cpu_milli": 8000, "memory_bytes": 8_000_000_000_u64,
@@ -48,12 +48,18 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-fn id(name: &str) -> Namespaced {
+pub(super) fn id(name: &str) -> Namespaced {
     format!("default/{name}").parse().unwrap()
 }
 
 /// A job whose tasks have numbers of pods and of devices, with the virtual cluster and more of the annotation.
-async fn submit(cluster: &Cluster, name: &str, vc: &str, tasks: &[(u32, u32)], more: &str) {
+pub(super) async fn submit(
+    cluster: &Cluster,
+    name: &str,
+    vc: &str,
+    tasks: &[(u32, u32)],
+    more: &str,
+) {
     let task = |(n, (pods, devices)): (usize, &(u32, u32))| {
         let annotation = format!("virtualCluster: {vc}\nleafCellNumber: {devices}\n{more}");
         json!({"name": format!("t{n}"), "replicas": pods, "template": {
@@ -70,7 +76,7 @@ async fn submit(cluster: &Cluster, name: &str, vc: &str, tasks: &[(u32, u32)], m
 }
 
 /// Device numbers of the job's pods, by node.
-async fn devices(cluster: &Cluster, name: &str) -> BTreeMap<String, Vec<BTreeSet<u32>>> {
+pub(super) async fn devices(cluster: &Cluster, name: &str) -> BTreeMap<String, Vec<BTreeSet<u32>>> {
     let mut found: BTreeMap<String, Vec<BTreeSet<u32>>> = BTreeMap::new();
     for n in 0..4 {
         let read: Option<Allocations> = cluster.read(key::allocation(&node(n))).await;
@@ -87,15 +93,15 @@ async fn devices(cluster: &Cluster, name: &str) -> BTreeMap<String, Vec<BTreeSet
     found
 }
 
-async fn phase(cluster: &Cluster, name: &str) -> Option<JobPhase> {
+pub(super) async fn phase(cluster: &Cluster, name: &str) -> Option<JobPhase> {
     Some(cluster.read::<JobStatus>(key::job_status(&id(name))).await?.state.phase)
 }
 
-async fn group(cluster: &Cluster, name: &str) -> PodGroupStatus {
+pub(super) async fn group(cluster: &Cluster, name: &str) -> PodGroupStatus {
     cluster.read(key::pod_group_status(&id(name))).await.unwrap_or_default()
 }
 
-fn nodes(cluster: &Cluster) -> FakeNodes {
+pub(super) fn nodes(cluster: &Cluster) -> FakeNodes {
     let store = Arc::new(cluster.store.clone());
     let runs = |_: &FakePod<'_>| None;
     FakeNodes::start(store, cluster.clock.clone(), Box::new(runs))

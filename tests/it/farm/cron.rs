@@ -100,6 +100,23 @@ async fn cron_makes_jobs_and_keeps_the_newest_that_ended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn volcanos_example_runs_every_five_minutes() {
+    let cluster = Arc::new(Cluster::new(2).await);
+    let _nodes = nodes(&cluster, 0);
+    let farm = cluster.start("a");
+    let text = include_str!("../../../testdata/upstream/volcano-flows/cronjob.yaml");
+    let document = rcfarm::job::document::from_yaml(text).unwrap();
+    let id: Namespaced = "default/volcano-cronjob-example".parse().unwrap();
+    cluster.put(key::cron_job(&id), document.to_string()).await;
+    tokio::time::sleep(31 * 60 * SECOND).await;
+    let status: CronStatus = cluster.read(key::cron_job_status(&id)).await.unwrap();
+    let runs = [2, 3, 4, 5, 6].map(|n| format!("{}-{}", id.name, START + n * 5));
+    assert_eq!(jobs(&cluster).await, runs, "five are kept");
+    assert!(status.jobs.iter().all(|run| run.state == RunState::Succeeded), "{status:?}");
+    farm.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn policies_decide_while_a_job_is_active() {
     for (policy, left, reason) in [
         ("Allow", vec![name(10), name(20)], CronReason::Scheduled),

@@ -356,3 +356,26 @@ async fn flows_that_have_ended_cost_no_requests() {
     // Blocking queries of records, statuses and templates, and a periodic comparison of statuses.
     assert!(more <= 300, "{requests:?} requests in half an hour");
 }
+
+/// 20 layers of ten steps, each of which follows all of the layer before it: transactions of the flow for each step.
+#[tokio::test(start_paused = true)]
+async fn wide_flow_takes_few_transactions_for_each_step() {
+    const WIDE: usize = 10;
+    let cluster = Cluster::new(4).await;
+    let _nodes = nodes(&cluster);
+    templates(&cluster).await;
+    let farm = cluster.start("a");
+    let names = |layer: usize| (0..WIDE).map(move |n| format!("s{layer}-{n}"));
+    let layer = |layer: usize| {
+        let before: Vec<String> = if layer == 0 { Vec::new() } else { names(layer - 1).collect() };
+        let before: Vec<&str> = before.iter().map(String::as_str).collect();
+        names(layer).map(|name| step(&name, &before)).collect::<Vec<_>>()
+    };
+    let steps: Vec<Value> = (0..20).flat_map(layer).collect();
+    submit(&cluster, json!({"flows": steps})).await;
+    until_phase(&cluster, FlowPhase::Succeed).await;
+    let revision = usize::try_from(status(&cluster).await.revision).unwrap();
+    println!("{revision} transactions of a flow of {} steps", steps.len());
+    assert!(revision <= 2 * steps.len(), "{revision}");
+    farm.stop().await;
+}

@@ -4,6 +4,7 @@ mod at_rest;
 mod claims;
 mod deleted_keys;
 mod deletion;
+mod dependencies;
 mod drained;
 mod late_caches;
 mod pod_ids;

@@ -201,5 +201,5 @@ pub fn manifest(pod: &str, script: &str, more: &str) -> String {
 }
 
 pub fn is_alive(pid: i32) -> bool {
-    rcfarm_node::shim::start_ticks(pid).is_some()
+    rcfarm_node::procfs::start_ticks(pid).is_some()
 }

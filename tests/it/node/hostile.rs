@@ -12,7 +12,7 @@ use rcfarm_emulator::{Fate, Request};
 use rcfarm_node::agent::driver::{
     Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
 };
-use rcfarm_node::agent::health::HealthCheck;
+use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_node::agent::process::ProcessDriver;
 use tokio::time::sleep;
 

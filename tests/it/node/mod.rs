@@ -8,6 +8,7 @@ mod logs;
 mod owners;
 mod pods;
 mod reports;
+mod services;
 mod single_instance;
 mod trust;
 mod users;

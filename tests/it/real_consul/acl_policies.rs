@@ -89,6 +89,13 @@ async fn doctor_knows_what_each_role_needs() {
     let of_viewer = failures(&viewer, "user").await;
     assert!(of_viewer.contains(&"replication_controllers/".to_owned()), "{of_viewer:?}");
     assert!(!of_viewer.contains(&"rcfarm/nodes/".to_owned()), "it may read: {of_viewer:?}");
+    // The policy permits services that begin with app-, and the agent's own.
+    let of_services = "node --node n1 --service app-* --service app-web --service web";
+    assert_eq!(failures(&node, of_services).await, ["service \"web\""]);
+    let of_user = failures(&user, of_services).await;
+    for rule in ["service \"rcfarm-node\"", "service_prefix \"app-\""] {
+        assert!(of_user.iter().any(|failure| failure == rule), "{of_user:?}");
+    }
     let unnamed = run(&node, "doctor --for node").await.failed();
     assert!(unnamed.contains("--node"), "{unnamed}");
     // Nothing was written by the probes.

@@ -8,7 +8,7 @@ use rcfarm_api::allocation::Allocations;
 use rcfarm_api::key;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_api::rc::status::RcStatus;
-use rcfarm_node::shim::start_ticks;
+use rcfarm_node::procfs::start_ticks;
 use rcfarm_store::{DeleteMode, Entry, Query, Reader, Store};
 use rcfarm_testing::consul_server::ConsulServer;
 use rcfarm_testing::daemon::Daemon;

@@ -6,5 +6,6 @@ mod carried;
 mod controllers;
 mod gangs;
 mod jobs;
+mod services;
 mod token_rotation;
 mod unix_socket;
