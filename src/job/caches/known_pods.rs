@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use super::{JobCaches, Realities, RemovedPod};
 use crate::cluster::intents::IntentVersions;
 use crate::cluster::job_pods::LabelledMember;
+use crate::cluster::nodes::NodeReadiness;
 use crate::job::doorbells::FreshStatus;
 use crate::job::writes::Made;
 use rcfarm_api::ids::PodRef;
@@ -16,7 +17,7 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_store::cache::{Overlay, Snapshot};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Index, Versioned};
+use rcfarm_store::{Entry, Index, Versioned};
 
 /// What the owner of a job knows of its pods and the caches may not show yet.
 #[derive(Debug, Default)]
@@ -36,7 +37,7 @@ pub struct KnownPods {
 impl KnownPods {
     /// A pod was removed at `index`.
     pub fn remove(&mut self, place: PodRef, slot: Slot, index: Index, caches: &JobCaches) {
-        let intent = self.intent(&caches.nodes.intents.snapshot(), &place).map(|one| one.value);
+        let intent = self.intent(&caches.nodes.intents.snapshot(), &place).map(|one| **one);
         let mut removed = RemovedPod::new(slot, intent);
         removed.note_real(self.real(&caches.realities.snapshot(), &place));
         self.removed.insert(place.clone(), removed);
@@ -95,7 +96,7 @@ impl KnownPods {
         self.removed = removed;
     }
 
-    /// Removed pods whose `reality/` has to be read.
+    /// Removed pods whose keys have to be read.
     #[must_use]
     pub fn unconfirmed(&self) -> Vec<PodRef> {
         let now = monotonic();
@@ -103,11 +104,12 @@ impl KnownPods {
         due.map(|(place, _)| place.clone()).collect()
     }
 
-    /// Takes in what `reality/` of a removed pod shows: hash of its manifest and ModifyIndex. `owner` as for
-    /// [`KnownPods::read`].
+    /// Takes in what `status/pods/` of a removed pod showed, and `reality/` after that: hash of its manifest and
+    /// ModifyIndex. `owner` as for [`KnownPods::read`].
     pub fn read_removed(
         &mut self,
         place: PodRef,
+        status: Option<&Entry>,
         real: Option<(u64, Index)>,
         caches: &JobCaches,
         owner: &Arc<Notify>,
@@ -117,6 +119,12 @@ impl KnownPods {
             Some((hash, index)) => {
                 removed.note_real(Some(hash));
                 self.read_real(place, (Some(hash), index), caches, owner);
+            }
+            // A node that is down is not waited for. It says what it runs when it is back.
+            None if status.is_some_and(|status| removed.is_reported(status))
+                && caches.nodes.readiness(&place.node) != NodeReadiness::Down =>
+            {
+                removed.may_start();
             }
             None => drop(self.removed.remove(&place)),
         }

@@ -162,14 +162,20 @@ impl JobController {
         self.known.forget_shown(&self.caches);
         let reader = &self.ctx.reader;
         let asked = self.known.unconfirmed().into_iter().map(|place| async move {
-            let key = key::reality(&place.node, &place.pod);
-            (place, reader.get(&key, Query::CONSISTENT).await)
+            let keys = [
+                key::pod_status(&place.pod, &place.node),
+                key::reality(&place.node, &place.pod),
+            ];
+            let status = reader.get(&keys[0], Query::CONSISTENT).await?.value;
+            let real = reader.get(&keys[1], Query::CONSISTENT).await?.value;
+            Ok::<_, StoreError>((place, status, real))
         });
         let mut asked = stream::iter(asked).buffered(CONCURRENT_READS);
-        while let Some((place, answer)) = asked.next().await {
-            let real = answer?.value;
+        while let Some(answer) = asked.next().await {
+            let (place, status, real) = answer?;
             let real = real.map(|entry| (content_hash(&entry.value), entry.modify_index));
-            self.known.read_removed(place, real, &self.caches, &self.claimed.wake);
+            let wake = &self.claimed.wake;
+            self.known.read_removed(place, status.as_ref(), real, &self.caches, wake);
         }
         Ok(())
     }
