@@ -103,6 +103,16 @@ fn waiting(
         );
         return say(JobReason::PlaceTaken, message);
     }
+    let stays = |slot: &&Slot| {
+        let is_placed = seen.group.places.as_ref().is_some_and(|all| all.contains_key(*slot));
+        is_placed && !plan.status.has_started(slot)
+    };
+    if let Some(slot) = seen.leaving.keys().find(stays).filter(|_| !running) {
+        let message = format!(
+            "a pod of {slot} runs that has no intent; if a snapshot was restored its node keeps it: stop it by hand"
+        );
+        return say(JobReason::WaitingForOldMembers, message);
+    }
     let started = |name: &str| plan.status.tasks.get(name).is_some_and(|m| !m.started.is_empty());
     let waiting = seen
         .job

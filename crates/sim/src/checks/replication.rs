@@ -269,8 +269,7 @@ fn updates(
     moves: &Moves,
     report: Report<'_>,
 ) {
-    let labels = model.rc_labels.get(&spec.id).and_then(|t| t.now()?.as_ref());
-    let Ok(spec) = spec.clone().with_labels(labels) else { return };
+    let Some(spec) = spec_with_labels(model, spec) else { return };
     // After a restored snapshot nodes run what the snapshot undid.
     if !spec.in_order || model.was_restored(applied_write.at) {
         return;
@@ -338,6 +337,11 @@ fn worth(
     if !allocated || model.maybe_unfit(spec, &place.node, applied_write.at) {
         return None;
     }
+    // Its owner waits for proof that the pod runs the changed manifest, a new owner anew.
+    let is_in_order = spec_with_labels(model, spec).is_none_or(|spec| spec.in_order);
+    if is_in_order && is_rewritten(applied_write, model, place, pod.created) {
+        return None;
+    }
     let well = || Worth::Well(std::cmp::Reverse(pod.created), place.clone());
     match (
         model.surely_ailing(place, applied_write.at),
@@ -347,6 +351,23 @@ fn worth(
         (false, true) => Some(well()),
         (false, false) => None,
     }
+}
+
+/// Whether the intent of a pod had been changed, before this write, since its label was created at `pod`.
+fn is_rewritten(
+    applied_write: &AppliedWrite<'_>,
+    model: &ServiceModel,
+    place: &PodRef,
+    pod: Index,
+) -> bool {
+    let item = Item::Intent(place.clone());
+    let before = match applied_write.changes.iter().find(|(of, _)| *of == item) {
+        Some((_, change)) => change.before.as_ref(),
+        None => model.intent(place),
+    };
+    before.is_none_or(|intent| {
+        intent.create_index != intent.modify_index || intent.create_index > pod
+    })
 }
 
 /// 11: pods on unfit nodes are removed first, then unhealthy ones, then the newest.
@@ -451,6 +472,12 @@ fn waits_to_move(applied_write: &AppliedWrite<'_>, model: &ServiceModel, rc: RcI
     };
     let ails = |place: &PodRef| !model.maybe_passing(place, applied_write.at);
     met_if(places.iter().any(moves) && places.iter().any(ails), Occasion::MoveWhileOthersAil);
+}
+
+/// The RC as its labels make it. `None`: they are not valid.
+fn spec_with_labels(model: &ServiceModel, spec: &RcSpec) -> Option<RcSpec> {
+    let labels = model.rc_labels.get(&spec.id).and_then(|t| t.now()?.as_ref());
+    spec.clone().with_labels(labels).ok()
 }
 
 fn spec_minimum(model: &ServiceModel, spec: &RcSpec) -> usize {

@@ -15,26 +15,29 @@ use rcfarm_api::pod_group::status::PlacementState;
 use rcfarm_api::queue::status::QueueState;
 
 /// Describes what is not settled, with the invariant that it violates; `None`: everything is. `live` are the running
-/// processes.
+/// processes. Agents keep the pods in `kept`, which only a restored snapshot lacks: their jobs wait until somebody
+/// stops them, and others for these jobs.
 #[must_use]
 pub fn unsettled(
     model: &JobModel,
     facts: &CheckFacts,
     live: &BTreeSet<u32>,
+    kept: &BTreeSet<PodRef>,
 ) -> Option<(u32, String)> {
     if let Some(what) = nameless(&model.present, facts, live) {
         return Some((27, what));
     }
+    let waits = kept.iter().any(|place| model.realities.contains_key(place));
     commands(model)
         .or_else(|| {
             model
                 .jobs
                 .keys()
-                .filter(|id| !is_hostile(id))
+                .filter(|id| !is_hostile(id) && !waits)
                 .find_map(|id| job(model, facts, live, id))
         })
         .or_else(|| gangs(model))
-        .or_else(|| machines(model))
+        .or_else(|| machines(model, kept))
         .or_else(|| queues(model))
 }
 
@@ -98,9 +101,11 @@ fn gangs(model: &JobModel) -> Option<(u32, String)> {
 }
 
 /// All running pods are intended, and belong to the present job of their name.
-fn machines(model: &JobModel) -> Option<(u32, String)> {
+fn machines(model: &JobModel, kept: &BTreeSet<PodRef>) -> Option<(u32, String)> {
     let dead = |node: &NodeName| model.nodes.get(node).is_some_and(|node| node.gone);
-    let unwanted = |place: &&PodRef| !model.intents.contains_key(*place) && !dead(&place.node);
+    let unwanted = |place: &&PodRef| {
+        !model.intents.contains_key(*place) && !dead(&place.node) && !kept.contains(*place)
+    };
     let running = model.realities.keys().find(unwanted);
     let running = running.map(|place| format!("{} runs on {}, unwanted", place.pod, place.node));
     let nobody = model.pods.iter().find(|(_, identity)| {

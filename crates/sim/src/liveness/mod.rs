@@ -25,7 +25,8 @@ pub fn unsettled(
     let jobs = model.mix().jobs.then_some(&model.jobs);
     let services = services.and_then(|model| services::unsettled(model, facts, live, records));
     let services = services.map(|what| (27, what));
-    let jobs = || jobs.and_then(|model| jobs::unsettled(model, facts, live));
+    let kept = model.agents.kept();
+    let jobs = || jobs.and_then(|model| jobs::unsettled(model, facts, live, &kept));
     let flows = || model.mix().flows.then(|| flows::unsettled(&model.flows, facts, live)).flatten();
     services.or_else(jobs).or_else(flows).or_else(|| agents::unsettled(&model.agents, facts))
 }

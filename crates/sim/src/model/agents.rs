@@ -21,6 +21,8 @@ pub struct IntendedPod {
     pub manifest: Option<Bytes>,
     /// A restored snapshot made it so, no farm and no user.
     pub by_restore: bool,
+    /// It was deleted, but a restored snapshot may have taken away what would prove it to the agent.
+    pub unproved: bool,
 }
 
 /// What a write did to a pod of such a node.
@@ -40,6 +42,8 @@ pub struct AgentModel {
     pub intents: BTreeMap<PodRef, Timeline<IntendedPod>>,
     pub statuses: BTreeMap<PodRef, PodStatus>,
     pub realities: BTreeMap<PodRef, Bytes>,
+    /// Places whose status is what a snapshot restored: their agents have not reported since.
+    unreported: BTreeSet<PodRef>,
 }
 
 impl AgentModel {
@@ -54,11 +58,18 @@ impl AgentModel {
         self.intents.get(place)?.now()?.manifest.as_ref()
     }
 
-    /// Whether a restored snapshot is why nothing is intended at a place.
+    /// Whether a restored snapshot is why nothing is intended at a place, or why its agent cannot know that somebody
+    /// wanted that.
     #[must_use]
     pub fn is_lost(&self, place: &PodRef) -> bool {
         let now = self.intents.get(place).and_then(Timeline::now);
-        now.is_some_and(|now| now.by_restore && now.manifest.is_none())
+        now.is_some_and(|now| (now.by_restore || now.unproved) && now.manifest.is_none())
+    }
+
+    /// Reported pods that a restored snapshot lacks. Their agents keep them.
+    #[must_use]
+    pub fn kept(&self) -> BTreeSet<PodRef> {
+        self.realities.keys().filter(|place| self.is_lost(place)).cloned().collect()
     }
 
     /// Takes a change in. `None`: it is about no pod of such a node, or removed what was reported.
@@ -82,7 +93,7 @@ impl AgentModel {
         let undecided: Vec<PodRef> =
             self.statuses.keys().filter(|place| self.intended(place).is_none()).cloned().collect();
         for place in undecided {
-            let lost = IntendedPod { manifest: None, by_restore: true };
+            let lost = IntendedPod { manifest: None, by_restore: true, unproved: false };
             self.intents.entry(place).or_default().push(at, lost);
         }
         self.statuses.clear();
@@ -90,6 +101,7 @@ impl AgentModel {
         for entry in tables.kv.list("") {
             self.set(at, &entry.key, Some(entry), true);
         }
+        self.unreported = self.statuses.keys().cloned().collect();
     }
 
     fn set(
@@ -107,8 +119,10 @@ impl AgentModel {
             let place = key::node_and_pod(&key::intents(), text).map(place)?;
             let manifest = entry.map(|entry| entry.value.clone());
             if self.nodes.contains(&place.node) && self.intended(&place) != manifest.as_ref() {
+                // Before its agent reports again, a deletion leaves it no proof either.
+                let unproved = manifest.is_none() && self.unreported.contains(&place);
                 let timeline = self.intents.entry(place).or_default();
-                timeline.push(at, IntendedPod { manifest, by_restore });
+                timeline.push(at, IntendedPod { manifest, by_restore, unproved });
             }
             return None;
         }
@@ -126,6 +140,7 @@ impl AgentModel {
         let (pod, node) = key::pod_and_node(&key::pod_statuses(), text)?;
         let place = PodRef { node, pod };
         self.nodes.contains(&place.node).then_some(())?;
+        self.unreported.remove(&place);
         let status = entry.and_then(|entry| PodStatus::decode(&entry.value).ok());
         match &status {
             Some(status) => self.statuses.insert(place.clone(), status.clone()),
