@@ -24,8 +24,8 @@ pub struct OrphanedAllocation {
     pub label: Index,
 }
 
-/// Finds allocations without a pod. `label` returns the index of the labels at a place and the RC that they name. The
-/// labels must have been read no earlier than the allocations.
+/// Finds allocations without a pod. `label` returns the index of the labels at a place and the RC that they name. Where
+/// the labels were read earlier than the allocations, there may be a pod.
 pub fn orphaned_allocations<'a>(
     node_capacities: impl Iterator<Item = (&'a NodeName, &'a NodeCapacity)>,
     label: impl Fn(&NodeName, &PodId) -> Option<(Index, Option<RcId>)>,

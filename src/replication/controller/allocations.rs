@@ -12,6 +12,8 @@ use crate::farm::status_chain::Committed;
 use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
 use crate::replication::plan::ReplicationPlan;
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
+use rcfarm_api::key;
+use rcfarm_store::{Index, Query};
 
 /// Orphaned allocations freed in one transaction. Each takes at most two operations, of the 64 that the oldest Consul
 /// allows.
@@ -54,6 +56,7 @@ impl RcController {
             orphaned.dedup();
         }
         orphaned.truncate(FREED_AT_ONCE);
+        let orphaned = self.confirm_orphaned(orphaned).await?;
         if orphaned.is_empty() {
             return Ok(None);
         }
@@ -97,14 +100,35 @@ impl RcController {
         self.orphaned_on(&nodes).into_iter().filter(own).collect()
     }
 
-    /// Allocations of any RC on these nodes without a pod there. Nodes whose record is newer than the cached pods are
-    /// left out.
+    /// Allocations of any RC on these nodes without a cached pod there.
     fn orphaned_on(&self, nodes: &BTreeSet<NodeName>) -> Vec<OrphanedAllocation> {
         let (labels, node_capacities) = (self.view.pods.snapshot(), self.view.node_capacities());
         let node_capacities = nodes.iter().map(|node| (node, node_capacities.of(node)));
-        let read_since = node_capacities.filter(|(_, room)| room.index <= labels.index);
-        orphaned_allocations(read_since, |node, pod| {
+        orphaned_allocations(node_capacities, |node, pod| {
             labels.value.at(&PodRef { node: node.clone(), pod: pod.clone() })
         })
+    }
+
+    /// Of allocations without a cached pod those that have none. Where the node's record is newer than the cached pods,
+    /// the labels are read: the cache may lag, or no pod may change for long.
+    async fn confirm_orphaned(
+        &self,
+        seen: Vec<OrphanedAllocation>,
+    ) -> Result<Vec<OrphanedAllocation>, ReconcileError> {
+        let (read_at, node_capacities) =
+            (self.view.pods.snapshot().index, self.view.node_capacities());
+        let mut confirmed = Vec::new();
+        for orphaned in seen {
+            if node_capacities.of(&orphaned.node).index > read_at {
+                let key = key::pod_labels(&orphaned.node, &orphaned.pod);
+                let labels = self.ctx.reader.get(&key, Query::CONSISTENT).await?.value;
+                let label = labels.map_or(Index::ZERO, |labels| labels.modify_index);
+                if label != orphaned.label {
+                    continue;
+                }
+            }
+            confirmed.push(orphaned);
+        }
+        Ok(confirmed)
     }
 }
