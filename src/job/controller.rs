@@ -4,7 +4,6 @@ mod batched_start;
 mod step;
 mod view;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +35,7 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::{FieldError, Stored, Timestamp};
+use rcfarm_store::cache::Overlay;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Key, Op, offload};
 
@@ -70,8 +70,8 @@ pub struct JobController {
     owner: JobOwner,
     /// Problems of the record that the log has named.
     warned: Option<String>,
-    /// Executed commands that the cache may still show.
-    consumed: BTreeSet<Uuid>,
+    /// Executed commands that the cache may still show. A restored snapshot may bring one back.
+    consumed: Overlay<Uuid, ()>,
     /// Decoded record and its ModifyIndex.
     decoded: Option<(Index, Arc<DecodedJob>)>,
     /// TTL of a job whose document names none.
@@ -155,7 +155,7 @@ impl JobController {
             known: KnownPods::default(),
             owner,
             warned: None,
-            consumed: BTreeSet::new(),
+            consumed: Overlay::default(),
             decoded: None,
             default_ttl,
             has_read_states: false,
@@ -372,10 +372,10 @@ impl JobController {
     fn committed(&mut self, mut step: PlannedStep, index: Index) {
         let group = step.group.take();
         let PlannedStep { plan, made, removed, before, .. } = &step;
-        let shown = self.caches.commands.snapshot();
-        let shown = shown.value.jobs.get(&self.id).map(Vec::as_slice).unwrap_or_default();
-        self.consumed.retain(|id| shown.iter().any(|command| command.id == *id));
-        self.consumed.extend(plan.consume.as_ref().map(|command| command.id));
+        self.consumed.forget_shown(&self.caches.commands.snapshot());
+        if let Some(command) = &plan.consume {
+            self.consumed.wrote(command.id, None, index);
+        }
         if plan.status.state.phase != *before || !made.is_empty() || !removed.is_empty() {
             info!(record = %self.id, phase = %plan.status.state.phase, reason = plan.status.state.reason,
                 made = made.len(), removed = removed.len(), "job changed");

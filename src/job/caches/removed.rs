@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use rcfarm_api::Stored;
 use rcfarm_api::job::spec::Slot;
 use rcfarm_api::node::status::PodStatus;
-use rcfarm_store::{Entry, Versioned};
 use rcfarm_store::time::monotonic;
+use rcfarm_store::{Entry, Versioned};
 
 /// A pod removed before its node reported it may still be starting there. It counts as leaving for this long, and then
 /// until a read of its `status/pods/` and `reality/` shows that its node does not have it: the caches may lag. An agent

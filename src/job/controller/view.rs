@@ -162,10 +162,8 @@ impl JobController {
         self.known.forget_shown(&self.caches);
         let reader = &self.ctx.reader;
         let asked = self.known.unconfirmed().into_iter().map(|place| async move {
-            let keys = [
-                key::pod_status(&place.pod, &place.node),
-                key::reality(&place.node, &place.pod),
-            ];
+            let keys =
+                [key::pod_status(&place.pod, &place.node), key::reality(&place.node, &place.pod)];
             let status = reader.get(&keys[0], Query::CONSISTENT).await?.value;
             let real = reader.get(&keys[1], Query::CONSISTENT).await?.value;
             Ok::<_, StoreError>((place, status, real))
@@ -332,6 +330,9 @@ impl JobController {
     pub(super) fn commands(&self) -> Vec<Pending> {
         let seen = self.caches.commands.snapshot();
         let of_job = seen.value.jobs.get(&self.id).into_iter().flatten();
-        of_job.filter(|command| !self.consumed.contains(&command.id)).cloned().collect()
+        of_job
+            .filter(|command| self.consumed.pending(&seen, &command.id).is_none())
+            .cloned()
+            .collect()
     }
 }

@@ -27,6 +27,11 @@ pub fn unsettled(
     let services = services.map(|what| (27, what));
     let kept = model.agents.kept();
     let jobs = || jobs.and_then(|model| jobs::unsettled(model, facts, live, &kept));
-    let flows = || model.mix().flows.then(|| flows::unsettled(&model.flows, facts, live)).flatten();
+    // Flows wait for the jobs that wait for such pods.
+    let waits = kept.iter().any(|place| model.jobs.realities.contains_key(place));
+    let flows = || {
+        let looked_at = model.mix().flows && !waits;
+        looked_at.then(|| flows::unsettled(&model.flows, facts, live)).flatten()
+    };
     services.or_else(jobs).or_else(flows).or_else(|| agents::unsettled(&model.agents, facts))
 }
