@@ -1,4 +1,4 @@
-//! Deleted jobs, and jobs created again under the same name.
+//! Deleted jobs, jobs created again under the same name, and pods that have lost their intent.
 
 use super::*;
 use JobPhase as P;
@@ -68,4 +68,22 @@ fn deleted_job_requests_no_placement_and_deletes_its_commands() {
     }
     life.reconcile();
     assert!(life.finished && life.commands.is_empty(), "none is left for the next of its name");
+}
+
+/// A restored snapshot knows of no member yet, and a node keeps one that it has no intent for.
+#[test]
+fn a_member_that_only_its_node_knows_is_named_while_the_job_waits_for_it() {
+    let mut life = volcano(&[task("a", 1), task("b", 1)], json!({}));
+    life.document["spec"]["tasks"][1]["dependsOn"] = json!({"name": ["a"]});
+    let mut other = volcano(&[task("a", 1)], json!({}));
+    other.run();
+    life.leaving.append(&mut other.pods);
+    life.look();
+    life.look();
+    assert!(life.made.is_empty(), "two would run");
+    assert_eq!(life.status.state.reason, "WaitingForOldMembers");
+    assert!(life.status.state.message.contains("a pod of a-0"), "{}", life.status.state.message);
+    life.leaving.clear();
+    life.look();
+    assert_eq!(life.made.len(), 1);
 }

@@ -236,24 +236,6 @@ fn job_restart_waits_for_old_members_and_backoff() {
     }
 }
 
-/// A restored snapshot knows of no member yet, and a node keeps one that it has no intent for.
-#[test]
-fn a_member_that_only_its_node_knows_is_named_while_the_job_waits_for_it() {
-    let mut life = volcano(&[task("a", 1), task("b", 1)], json!({}));
-    life.document["spec"]["tasks"][1]["dependsOn"] = json!({"name": ["a"]});
-    let mut other = volcano(&[task("a", 1)], json!({}));
-    other.run();
-    life.leaving.append(&mut other.pods);
-    life.look();
-    life.look();
-    assert!(life.made.is_empty(), "two would run");
-    assert_eq!(life.status.state.reason, "WaitingForOldMembers");
-    assert!(life.status.state.message.contains("a pod of a-0"), "{}", life.status.state.message);
-    life.leaving.clear();
-    life.look();
-    assert_eq!(life.made.len(), 1);
-}
-
 #[test]
 fn what_is_put_off_is_done_in_time_or_dropped_when_it_mends() {
     let policies = json!({"policies": [
