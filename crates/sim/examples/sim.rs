@@ -27,8 +27,8 @@ use rcfarm_store::time::monotonic;
 /// Simulated worlds.
 #[derive(Parser)]
 struct Args {
-    /// What worlds lean to: `services` (replication controllers), `batch` (jobs, queues, commands), `mixed` (both)
-    /// or `flows` (CronJobs and JobFlows).
+    /// What worlds lean to: `services` (replication controllers), `batch` (jobs, queues, commands), `mixed` (both),
+    /// `flows` (CronJobs and JobFlows) or `cells` (jobs that ask for cells).
     #[arg(long, value_parser = scenario)]
     scenario: Option<Scenario>,
     /// Which seeds, as `first..end`.
@@ -77,9 +77,10 @@ fn scenario(text: &str) -> Result<Scenario, String> {
         "batch" => Ok(Scenario::Batch),
         "mixed" => Ok(Scenario::Mixed),
         "flows" => Ok(Scenario::Flows),
-        other => {
-            Err(format!("there is no scenario {other:?}: write services, batch, mixed or flows"))
-        }
+        "cells" => Ok(Scenario::Cells),
+        other => Err(format!(
+            "there is no scenario {other:?}: write services, batch, mixed, flows or cells"
+        )),
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Scenario {
     Mixed,
     /// CronJobs and JobFlows beside jobs, sometimes with replication controllers.
     Flows,
+    /// Jobs that ask for cells, beside others.
+    Cells,
 }
 
 /// Of a thousand worlds that are not mixed, this many have both kinds of work.
@@ -33,12 +35,18 @@ pub struct Mix {
     /// There are CronJobs and JobFlows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub flows: bool,
+    /// There are cells, and jobs that ask for them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cells: bool,
 }
 
 impl Mix {
     /// The mix of a seed. It is drawn from a stream of its own, so that it changes nothing else.
     #[must_use]
     pub fn of(scenario: Scenario, seed: u64) -> Mix {
+        if scenario == Scenario::Cells {
+            return Mix { services: false, jobs: true, flows: false, cells: true };
+        }
         let both = scenario == Scenario::Mixed || SimRng::new(seed ^ 0x006d_6978).permille(BOTH);
         let is_flows = scenario == Scenario::Flows;
         let sometimes = || SimRng::new(seed ^ 0x666c_6f77).permille(FLOWS);
@@ -46,6 +54,7 @@ impl Mix {
             services: both || scenario == Scenario::Services,
             jobs: both || is_flows || scenario == Scenario::Batch,
             flows: is_flows || scenario == Scenario::Mixed && sometimes(),
+            cells: false,
         }
     }
 

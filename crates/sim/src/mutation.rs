@@ -188,7 +188,11 @@ fn page(rows: &[(&Case, String)]) -> String {
     for (case, row) in rows {
         if world != case.scenario {
             world = case.scenario;
-            page.push_str(if world == Scenario::Flows { FLOWS } else { JOBS });
+            page.push_str(match world {
+                Scenario::Flows => FLOWS,
+                Scenario::Cells => CELLS,
+                _ => JOBS,
+            });
         }
         page.push_str(row);
         page.push('\n');
@@ -219,6 +223,13 @@ In the world of jobs, queues and commands:
 
 const FLOWS: &str = "
 In the world of CronJobs and JobFlows:
+
+| without | so that | invariant | seeds |
+|---|---|---|---|
+";
+
+const CELLS: &str = "
+In the world of cells:
 
 | without | so that | invariant | seeds |
 |---|---|---|---|

@@ -124,6 +124,13 @@ occasions! { Services: {
     40 StepRetried = "a step was made again after a failure", 100;
     40 FlowSucceeded = "a flow succeeded", 400;
     40 FlowFailed = "a flow failed", 300;
+} Cells: {
+    41 ReservationUsed = "a group was placed on devices that it had reserved", 300;
+    42 PromiseKept = "a virtual cluster held all that it was promised", 200;
+    43 KeptThroughChange = "a bound group's status changed after the configuration had", 100;
+    44 GroupEvicted = "a group was evicted", 500;
+    45 EvictionCalledOff = "an eviction was taken back", 20;
+    46 ReservedAtDeath = "a farm ended while cells were reserved", 100;
 } ; both: {
     1 FenceRefused = "a transaction was refused because its sender's lock was gone", 200;
     2 DeadlineOver = "a process continued after its session's deadline", 150;

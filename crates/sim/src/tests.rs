@@ -14,7 +14,11 @@ const SEEDS: std::ops::Range<u64> = 0..700;
 /// Those of worlds with CronJobs and JobFlows, which take longer.
 const FLOW_SEEDS: std::ops::Range<u64> = 0..40;
 
-const ALL: [Scenario; 4] = [Scenario::Services, Scenario::Batch, Scenario::Mixed, Scenario::Flows];
+/// Those of worlds with cells.
+const CELL_SEEDS: std::ops::Range<u64> = 0..60;
+
+const ALL: [Scenario; 5] =
+    [Scenario::Services, Scenario::Batch, Scenario::Mixed, Scenario::Flows, Scenario::Cells];
 
 /// Number of fresh seeds of each scenario in each run.
 const FRESH: u64 = 60;
@@ -199,6 +203,11 @@ fn no_seed_of_flows_finds_a_violation() {
     run_all(Scenario::Flows, FLOW_SEEDS);
 }
 
+#[test]
+fn no_seed_of_cells_finds_a_violation() {
+    run_all(Scenario::Cells, CELL_SEEDS);
+}
+
 /// Seeds that no run has tried before, so that the program cannot be fitted to the fixed ones.
 #[test]
 fn no_fresh_seed_finds_a_violation() {
@@ -206,7 +215,7 @@ fn no_fresh_seed_finds_a_violation() {
     println!("fresh seeds of each world: {seeds:?}");
     for scenario in ALL {
         let seeds = match scenario {
-            Scenario::Flows => seeds.start..seeds.start + FRESH / 4,
+            Scenario::Flows | Scenario::Cells => seeds.start..seeds.start + FRESH / 4,
             _ => seeds.clone(),
         };
         nothing_in(found(scenario, seeds).0, scenario);

@@ -128,6 +128,9 @@ impl World {
         if self.mix.jobs {
             self.workload.set_up_queues();
         }
+        if self.mix.cells {
+            self.workload.configure_cells(0);
+        }
         if self.mix.flows {
             (0..TEMPLATES.len()).for_each(|n| self.act_on_flow(&OwnerAction::Template(n, true)));
         }
@@ -257,6 +260,7 @@ impl World {
             }
             JobAction::MalformQueue(n) => users.malform_queue(QUEUES[*n]),
             JobAction::MendQueue(n) => users.mend_queue(QUEUES[*n]),
+            JobAction::Configure(n) => users.configure_cells(*n),
             JobAction::Litter => users.litter_jobs(),
         }
     }
@@ -329,6 +333,9 @@ impl World {
         }
         if self.mix.jobs {
             QUEUES.iter().for_each(|name| self.workload.mend_queue(name));
+            if self.mix.cells {
+                self.workload.configure_cells(0);
+            }
             for n in 0..self.setup.jobs.len() {
                 let (id, wanted) = self.job(n);
                 self.workload.mend_job(&id, &wanted);
@@ -445,9 +452,24 @@ impl World {
             }
             self.farms.until(monotonic() + Duration::from_secs(1)).await;
         }
+        if self.mix.cells {
+            // All cells are lent, and the farm ends while some of them are taken back.
+            self.workload.submit(&job_id("hog", 94), &document("hog", 94));
+            self.farms.until(monotonic() + Duration::from_secs(4)).await;
+            for (kind, n) in [("own", 96), ("own", 97)] {
+                self.workload.submit(&job_id(kind, n), &document(kind, n));
+            }
+            self.farms.until(monotonic() + Duration::from_millis(600)).await;
+            let reserves = |model: &crate::model::SimModel| {
+                model.jobs.group_statuses.values().any(|status| status.reservation.is_some())
+            };
+            met_if(self.checker.look(|model, _| reserves(model)), Occasion::ReservedAtDeath);
+        }
         let (limit, signal) = self.farms.end_one();
         met_if(self.unsettled().is_some(), Occasion::OwnerEnded);
-        let limit = limit + if self.mix.jobs { A_JOB_TAKES } else { Duration::ZERO };
+        // Opportunistic jobs run one after the other where cells are lent.
+        let jobs = if self.mix.cells { 3 } else { u32::from(self.mix.jobs) };
+        let limit = limit + A_JOB_TAKES * jobs;
         let look = Duration::from_millis(50);
         self.wait_for_all(limit, 28, &format!("after {signal}"), look).await;
     }

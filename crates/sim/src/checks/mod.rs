@@ -6,6 +6,7 @@
 mod agent;
 mod allocations;
 mod audit;
+mod cells;
 mod flows;
 mod gang;
 pub mod invariants;
@@ -98,6 +99,12 @@ pub const CHECKS: &[Check] = &[
         invariants: &[1, 23, 39, 40],
         runs_in: |mix| mix.flows,
         run: flows::check,
+    },
+    Check {
+        file: "checks/cells.rs",
+        invariants: &[41, 42, 43, 44],
+        runs_in: |mix| mix.cells,
+        run: |write, model, _, report| cells::check(write, &model.jobs, report),
     },
     Check {
         file: "checks/agent.rs",

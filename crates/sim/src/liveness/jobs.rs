@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::cells;
 use super::names::nameless;
 use crate::checks::stray;
 use crate::facts::CheckFacts;
@@ -33,7 +34,7 @@ pub fn unsettled(
             model
                 .jobs
                 .keys()
-                .filter(|id| !is_hostile(id) && !waits)
+                .filter(|id| !is_hostile(id) && !waits && !cells::may_wait(model, id))
                 .find_map(|id| job(model, facts, live, id))
         })
         .or_else(|| gangs(model))

@@ -1,6 +1,7 @@
-//! Liveness after the faults have ended (16, 22, 27 to 29, 36, 37, 39, 40).
+//! Liveness after the faults have ended (16, 22, 27 to 29, 36, 37, 39, 40, 45, 46).
 
 mod agents;
+mod cells;
 mod flows;
 mod jobs;
 mod names;
@@ -33,5 +34,10 @@ pub fn unsettled(
         let looked_at = model.mix().flows && !waits;
         looked_at.then(|| flows::unsettled(&model.flows, facts, live)).flatten()
     };
-    services.or_else(jobs).or_else(flows).or_else(|| agents::unsettled(&model.agents, facts))
+    let cells = || model.mix().cells.then(|| cells::unsettled(&model.jobs)).flatten();
+    services
+        .or_else(cells)
+        .or_else(jobs)
+        .or_else(flows)
+        .or_else(|| agents::unsettled(&model.agents, facts))
 }

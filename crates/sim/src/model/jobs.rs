@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use super::cells::CellHistory;
 use super::history::History;
 use super::notes;
 use super::services::AFTER_RESTORE;
@@ -141,6 +142,8 @@ pub struct JobModel {
     pub commands: BTreeMap<Uuid, Arc<Command>>,
     /// CreateIndex of each command.
     pub given: BTreeMap<Uuid, Index>,
+    /// The cells, and since when groups hold some.
+    pub cells: CellHistory,
     /// History that no key shows.
     pub history: History,
     /// When a snapshot was last restored.
@@ -253,6 +256,10 @@ impl JobModel {
             self.given.extend(entry.map(|entry| (id, entry.modify_index)));
             return Some(ModelEvent::Command(id, put(&mut self.commands, &id, command)));
         }
+        if text == key::cell_config().as_str() {
+            self.cells.configure(at, entry.map(|entry| &*entry.value));
+            return Some(ModelEvent::Other);
+        }
         if let Some(tail) = key::nodes().tail(text) {
             let node: NodeName = tail.parse().ok()?;
             self.set_node(at, &node, entry);
@@ -323,6 +330,7 @@ impl JobModel {
         if let Some(id) = key::namespaced(&key::pod_group_statuses(), text) {
             let decode = |e: &Arc<Entry>| PodGroupStatus::decode(&e.value).unwrap_or_default();
             let pair = put(&mut self.group_statuses, &id, entry.map(|e| Arc::new(decode(e))));
+            self.cells.note(at, &id, &pair);
             return Some(ModelEvent::GroupStatus(id, pair));
         }
         if let Some(tail) = key::queues().tail(text) {

@@ -6,10 +6,12 @@
 //! | `services.rs` | replication controllers, their pods, nodes |
 //! | `jobs.rs` | jobs, pod groups, queues, commands, the pods of jobs |
 //! | `flows.rs` | CronJobs, JobFlows, templates, and the jobs that they make |
+//! | `cells.rs` | the configuration of cells; since when groups hold some |
 //! | `history.rs`, `notes.rs` | what happened to jobs and no key shows any more; how it is noted |
 //! | `write.rs` | one applied write |
 
 mod agents;
+mod cells;
 mod flows;
 mod history;
 mod jobs;
@@ -20,6 +22,7 @@ mod write;
 use std::time::Duration;
 
 pub use agents::{AgentModel, IntendedPod, NodeEvent};
+pub use cells::{Leaf, leaves};
 pub use flows::{FlowEvent, FlowModel, MadeJob};
 pub use history::Try;
 pub use jobs::{JobModel, ModelEvent, ModelJob, Pair, is_members};

@@ -25,6 +25,7 @@ use crate::facts::SimActor;
 use crate::mix::Mix;
 use crate::rng::SimRng;
 use crate::schedule::Setup;
+use crate::workload::cells::DEVICES;
 pub use agents::Agents;
 use process::{NodeProcess, ProcessFate, Run};
 use rcfarm::job::manifest::PodIdentity;
@@ -57,7 +58,8 @@ fn capacity(mix: Mix, node: &NodeName) -> ResourceList {
         (false, false) if mix.services => 2_000,
         _ => 3_000,
     };
-    ResourceList::default().with(CPU, cpu_milli)
+    let capacity = ResourceList::default().with(CPU, cpu_milli);
+    if mix.cells { capacity.with("gpu", u64::from(DEVICES)) } else { capacity }
 }
 
 /// Every node of a world.

@@ -120,6 +120,8 @@ pub enum JobAction {
     Limit(usize, u64),
     MalformQueue(usize),
     MendQueue(usize),
+    /// The cells become as this configuration says.
+    Configure(usize),
     Litter,
 }
 

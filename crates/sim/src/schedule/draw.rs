@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::action::SimAction;
 use super::builder::ScheduleBuilder;
 use super::recorded::{FarmDesign, Schedule, Setup, Timed};
-use super::{flows, jobs, services};
+use super::{cells, flows, jobs, services};
 use crate::faults::NetworkFaults;
 use crate::mix::{Mix, Scenario};
 use crate::rng::SimRng;
@@ -39,11 +39,12 @@ impl Schedule {
         let poisoned = mix.services && rng.permille(200);
         let nodes = if mix.services { 7 } else { 4 };
         // With replication controllers, the remaining nodes must suffice for all jobs.
-        let lost = !mix.services && rng.permille(250);
+        let lost = !mix.services && rng.permille(250) && !mix.cells;
         let lost = lost.then(|| rng.below(nodes));
         let healed_at = match mix {
             // Until two scheduled times of a CronJob have passed.
             Mix { flows: true, .. } => 100,
+            Mix { cells: true, .. } => 50,
             Mix { services: true, .. } => 55,
             _ => 36,
         };
@@ -57,6 +58,9 @@ impl Schedule {
         }
         if mix.flows {
             hideable.extend(flows::hideable());
+        }
+        if mix.cells {
+            hideable.extend(cells::hideable());
         }
         let mut builder = ScheduleBuilder {
             rng: rng.fork(),
@@ -72,8 +76,13 @@ impl Schedule {
             let scenes = (14 + builder.rng.below(14)) / if mix.jobs { 2 } else { 1 };
             (0..scenes).for_each(|_| builder.rc_scene());
         }
-        let kinds = if mix.jobs { builder.jobs(!mix.services && !mix.flows) } else { Vec::new() };
-        let jobs = kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect();
+        let jobs = if mix.cells {
+            builder.cells()
+        } else {
+            let is_narrow = !mix.services && !mix.flows;
+            let kinds = if mix.jobs { builder.jobs(is_narrow) } else { Vec::new() };
+            kinds.into_iter().map(|(kind, n)| (KINDS[kind].to_owned(), n)).collect()
+        };
         // From a stream of their own, so that they change nothing else.
         builder.rng = SimRng::new(seed ^ 0x0061_6765_6e74);
         let agents = agents(&mut builder.rng, mix, lost);
@@ -149,7 +158,7 @@ fn farms(rng: &mut SimRng, mix: Mix) -> Vec<FarmDesign> {
 /// In a quarter of the worlds the real agent runs a node, one that says what it has. More agents would take much time.
 fn agents(rng: &mut SimRng, mix: Mix, lost: Option<usize>) -> Vec<usize> {
     let chosen = *rng.pick(if mix.services { &[0, 1, 3, 4] } else { &[0, 1, 2, 3] });
-    if rng.permille(250) && lost != Some(chosen) { vec![chosen] } else { Vec::new() }
+    if rng.permille(250) && lost != Some(chosen) && !mix.cells { vec![chosen] } else { Vec::new() }
 }
 
 fn pick<'d>(rng: &mut SimRng, farms: &'d mut [FarmDesign]) -> &'d mut FarmDesign {

@@ -65,7 +65,7 @@ impl ScheduleBuilder {
     }
 
     /// Adds one group of related actions of a world with jobs.
-    fn job_scene(&mut self, jobs: usize) {
+    pub(super) fn job_scene(&mut self, jobs: usize) {
         let at = self.moment();
         match self.rng.below(12) {
             0..=2 => self.process(at),
@@ -112,7 +112,7 @@ impl ScheduleBuilder {
         }
     }
 
-    fn job_nodes(&mut self, at: Duration) {
+    pub(super) fn job_nodes(&mut self, at: Duration) {
         let machine = self.rng.below(self.nodes);
         match self.rng.below(5) {
             0 | 1 => {

@@ -3,6 +3,7 @@
 pub mod action;
 mod agents;
 mod builder;
+mod cells;
 mod draw;
 mod flows;
 mod jobs;

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::cells;
 use rcfarm_api::ids::{Namespaced, PodId, RcId};
 use rcfarm_api::rc::spec::RcRecord;
 
@@ -78,6 +79,9 @@ fn member(replicas: u32, restart: &str, container: &str) -> Value {
 /// The document of a job.
 #[must_use]
 pub fn document(kind: &str, n: usize) -> Value {
+    if cells::KINDS.contains(&kind) {
+        return cells::document(kind, n);
+    }
     let queue = ["strict", "loose", "default"][n % 3];
     let delay = json!({"first": "1s", "longest": "4s"});
     let on = |event: &str, action: &str| json!([{"event": event, "action": action}]);

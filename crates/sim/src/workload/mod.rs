@@ -1,5 +1,6 @@
 //! The users of a world, and what they write.
 
+pub mod cells;
 pub mod documents;
 pub mod flows;
 pub mod hostile;
