@@ -610,9 +610,7 @@ fn attempt_that_loses_a_node_before_it_ran_gives_the_others_up() {
     let mut life = volcano(&[task("a", 3)], json!({}));
     life.reconcile();
     assert_eq!(life.pods.len(), 3);
-    for index in 0..2 {
-        life.pod("a", index).phase = PodPhase::Running;
-    }
+    (0..2).for_each(|index| life.pod("a", index).phase = PodPhase::Running);
     life.pod("a", 2).lost = true;
     life.homeless = Some(Slot::new("a", 2));
     life.group.unknown = true;
@@ -622,8 +620,7 @@ fn attempt_that_loses_a_node_before_it_ran_gives_the_others_up() {
     life.reconcile();
     assert!(life.pods.is_empty(), "{:?}", life.slots());
     assert_eq!((life.status.retry_count, life.status.version), (0, 1));
-    life.homeless = None;
-    life.group.unknown = false;
+    (life.homeless, life.group.unknown) = (None, false);
     life.wait(20);
     assert_eq!(life.run(), JobPhase::Running);
     // Once it has run, the others go on without the lost one.
