@@ -286,6 +286,7 @@ impl SchedulerController {
         let mut queues_view = Queues::of(&queues.value.0, classes.clone());
         failpoints::change_queues(&mut queues_view);
         let shown_groups = failpoints::change_groups(&groups.value.0, &self.groups);
+        let shown_statuses = failpoints::change_statuses(&self.groups);
         let fleet = self.caches.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.index());
         let down = self.caches.view.down_nodes();
@@ -294,7 +295,7 @@ impl SchedulerController {
             spec: &spec,
             queues: &queues_view,
             groups: &shown_groups,
-            statuses: &self.groups,
+            statuses: &shown_statuses,
             unreadable: &self.unreadable,
             set_aside: &self.set_aside.groups,
             fleet: &fleet,

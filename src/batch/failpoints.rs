@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::placing::PlacementChange;
 use super::plan::{BatchPlan, GroupStatuses};
 use super::pod_group_machine::MemberState;
 use super::queues::Queues;
@@ -46,7 +47,57 @@ pub(super) fn change_groups<'a>(
     groups
 }
 
+/// Changes what a pass sees of cells that groups hold or reserve.
+pub(super) fn change_statuses(statuses: &GroupStatuses) -> Cow<'_, GroupStatuses> {
+    let mut statuses = Cow::Borrowed(statuses);
+    let hidden = [Failpoint::ReservationHidden, Failpoint::HoldersHidden, Failpoint::RanksIgnored];
+    if !hidden.into_iter().any(enabled) {
+        return statuses;
+    }
+    for known in statuses.to_mut().values_mut() {
+        let status = Arc::make_mut(&mut known.value);
+        if enabled(Failpoint::ReservationHidden) {
+            status.reservation = None;
+        }
+        let Some(place) = &mut status.placement else { continue };
+        if enabled(Failpoint::HoldersHidden) {
+            place.cells = None;
+        }
+        if enabled(Failpoint::RanksIgnored)
+            && let Some(cells) = &mut place.cells
+        {
+            cells.request.priority = -1;
+        }
+    }
+    statuses
+}
+
+fn change_cells(change: &mut PlacementChange) {
+    let before = change.before.as_ref().map(|before| &before.value);
+    let Some(after) = &mut change.after else { return };
+    if enabled(Failpoint::ReservationUnwritten) {
+        after.reservation = None;
+    }
+    let Some(place) = &mut after.placement else { return };
+    let was = before.and_then(|before| before.placement.as_ref());
+    let Some(cells) = &mut place.cells else { return };
+    if enabled(Failpoint::PlaceMoved) && was.is_some_and(|was| was.state == PlacementState::Bound) {
+        cells.pods.iter_mut().for_each(|pod| pod.devices = "0".to_owned());
+    }
+    if enabled(Failpoint::VirtualsRepeated) && was.is_none() {
+        cells.pods.iter_mut().for_each(|pod| pod.leaves = "0".to_owned());
+    }
+}
+
 pub(super) fn change_plan(plan: &mut BatchPlan) {
+    if enabled(Failpoint::VictimsUntold) {
+        let is_told = |change: &PlacementChange| {
+            let had = change.before.as_ref().is_some_and(|before| before.value.eviction.is_some());
+            !had && change.after.as_ref().is_some_and(|after| after.eviction.is_some())
+        };
+        plan.changes.retain(|change| !is_told(change));
+    }
+    plan.changes.iter_mut().for_each(change_cells);
     for change in &mut plan.changes {
         if enabled(Failpoint::PlacePulled) {
             change.record_index = None;

@@ -7,6 +7,7 @@ use super::plan::JobPlan;
 use rcfarm_api::Timestamp;
 use rcfarm_api::job::spec::JobSpec;
 use rcfarm_api::job::status::JobStatus;
+use rcfarm_api::pod_group::status::Eviction;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
 /// Changes the job before planning.
@@ -33,4 +34,9 @@ pub(super) fn change_plan(status: &JobStatus, plan: &mut JobPlan) {
     if enabled(Failpoint::CountedTwice) && is_counted {
         plan.status.retry_count += 1;
     }
+}
+
+/// The eviction that a job sees.
+pub(super) fn change_eviction(eviction: Option<&Eviction>) -> Option<&Eviction> {
+    eviction.filter(|_| !enabled(Failpoint::EvictionIgnored))
 }

@@ -93,6 +93,16 @@ cases! { Services: {
     StepsUnordered = "steps do not wait for those that they depend on",
     StepsForgotten = "a flow forgets steps whose job has ended",
     FailureIgnored = "a flow takes failed jobs for completed ones",
+} Cells: {
+    HoldersHidden = "a pass does not see which cells groups hold",
+    ReservationHidden = "a pass does not see reservations of cells",
+    QuotaIgnored = "one virtual cluster has all cells",
+    VirtualsRepeated = "virtual cells are given from the first leaf on",
+    PlaceMoved = "the devices of a bound group change",
+    ReservationUnwritten = "reservations of cells are not written",
+    RanksIgnored = "every group that holds cells counts as opportunistic",
+    VictimsUntold = "groups that have to make room are not told",
+    EvictionIgnored = "jobs do not stop when their group is evicted",
 } }
 
 impl Case {

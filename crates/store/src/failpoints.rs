@@ -94,6 +94,24 @@ pub enum Failpoint {
     StepsForgotten,
     /// A flow takes failed jobs for completed ones.
     FailureIgnored,
+    /// Groups that have to make room are not told.
+    VictimsUntold,
+    /// Reservations of cells are not written.
+    ReservationUnwritten,
+    /// A pass does not see reservations of cells.
+    ReservationHidden,
+    /// A pass does not see which cells groups hold.
+    HoldersHidden,
+    /// One virtual cluster has all cells.
+    QuotaIgnored,
+    /// Every group that holds cells counts as opportunistic.
+    RanksIgnored,
+    /// The devices of a bound group change.
+    PlaceMoved,
+    /// Virtual cells are given from the first leaf on, whoever has it.
+    VirtualsRepeated,
+    /// Jobs do not stop when their group is evicted.
+    EvictionIgnored,
     /// A node agent takes intents that it has not read yet for none.
     UnreadIsEmpty,
     /// A node agent takes a list that lacks an intent for proof that it is gone.

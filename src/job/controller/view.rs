@@ -314,7 +314,8 @@ impl JobController {
             draining,
             pod_ids: status.placement.as_ref().map(|p| p.pod_ids).unwrap_or_default(),
             unknown: status.phase == PodGroupPhase::Unknown,
-            evicted: status.evicted().map(ToString::to_string),
+            evicted: crate::job::failpoints::change_eviction(status.evicted())
+                .map(ToString::to_string),
             is_over: status.phase == PodGroupPhase::Completed,
             waits: why_waits(status, read.spec.framework),
         })

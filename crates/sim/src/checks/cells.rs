@@ -222,7 +222,13 @@ fn evicted(
     if !leaves(preemptor).any(|leaf| own.contains(&leaf)) {
         report(44, format!("{id} was evicted for {by}, which reserves none of its devices"));
     }
-    let (of, to) = (&victim.request, &preemptor.request);
+    // What users asked for: what was written of it may be wrong.
+    let asked = |id: &GroupId| {
+        let record = model.groups.get(id)?.record.as_ref()?;
+        Some(record.spec.cells.as_ref()?.group.clone())
+    };
+    let of = asked(id).unwrap_or_else(|| victim.request.clone());
+    let to = asked(by).unwrap_or_else(|| preemptor.request.clone());
     let is_lent = of.priority < 0 || victim.lazy_preemption.is_some();
     let is_lower = of.key.virtual_cluster == to.key.virtual_cluster && of.priority < to.priority;
     // One that its virtual cluster no longer has cells for runs on as opportunistic.
