@@ -32,8 +32,8 @@ impl Decoder for CellConfigDecoder {
     }
 }
 
-/// For [`Failpoint::QuotaIgnored`]: a configuration whose first virtual cluster has each of its cells twice, and whose others
-/// have none but pinned ones.
+/// For [`Failpoint::QuotaIgnored`]: a configuration whose first virtual cluster has twice as many cells, and whose others
+/// have none.
 fn unbounded(value: &[u8]) -> Vec<u8> {
     let mut config: serde_json::Value = serde_json::from_slice(value).unwrap_or_default();
     let clusters = config.get_mut("virtualClusters").and_then(|all| all.as_object_mut());

@@ -39,13 +39,18 @@ fn cells() -> Value {
 
 pub(super) async fn cluster() -> Cluster {
     let cluster = Cluster::new(4).await;
+    furnish(&cluster).await;
+    cluster
+}
+
+/// Four nodes of four devices, and their cells.
+pub(super) async fn furnish(cluster: &Cluster) {
     for n in 0..4 {
         let record = json!({"capacity": {"cpu_milli": 8000, "memory_bytes": 8_000_000_000_u64,
             "devices": {"gpu": 4}}});
         cluster.put(key::node(&node(n)), record.to_string()).await;
     }
     cluster.put(key::cell_config(), cells().to_string()).await;
-    cluster
 }
 
 pub(super) fn id(name: &str) -> Namespaced {

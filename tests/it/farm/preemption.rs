@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::cells::{cluster, devices, group, id, nodes, phase, submit};
-use crate::harness::{Cluster, RunningFarm, SECOND};
+use super::cells::{cluster, devices, furnish, group, id, nodes, phase, submit};
+use crate::harness::{Cluster, HttpCluster, RunningFarm, SECOND, node};
 use rcfarm_api::audit::Details;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
-use rcfarm_emulator::{Fate, FaultOutcome, Request};
-use rcfarm_testing::wait::within;
+use rcfarm_emulator::{Applied, Fate, FaultOutcome, Request, Tables};
+use rcfarm_testing::wait::{until, within};
 
 async fn status(cluster: &Cluster, name: &str) -> JobStatus {
     cluster.read(key::job_status(&id(name))).await.unwrap_or_default()
@@ -124,4 +124,63 @@ async fn farm_that_dies_at_any_transaction_of_a_preemption_evicts_nobody_twice()
             }
         }
     }
+}
+
+/// A process is killed by SIGKILL with the first write of `key` whose value has `text`. Another process goes on.
+async fn kill_at(key: &'static str, text: &'static str) {
+    let cluster = HttpCluster::new().await;
+    for n in 0..4 {
+        cluster.label_node(&node(n), serde_json::json!({"pool": "web"})).await;
+    }
+    furnish(&cluster).await;
+    let first = Arc::new(cluster.farm_process("first", &[]));
+    let agents = nodes(&cluster);
+    for name in ["lent-0", "lent-1"] {
+        submit(&cluster, name, "A", &[(2, 4)], LENT).await;
+        until(name, async || phase(&cluster, name).await == Some(JobPhase::Running)).await;
+    }
+    let killed = Arc::new(AtomicUsize::new(0));
+    let (process, count) = (first.clone(), killed.clone());
+    cluster.store.observe(move |applied: &Applied, _: &Tables| {
+        let is_it = applied.changes.iter().any(|change| {
+            let value = change.after.as_ref().map(|entry| String::from_utf8_lossy(&entry.value));
+            change.key.starts_with(key) && value.is_some_and(|value| value.contains(text))
+        });
+        if is_it && count.fetch_add(1, Ordering::SeqCst) == 0 {
+            process.signal("KILL");
+        }
+    });
+    submit(&cluster, "own", "B", &[(1, 4)], "priority: 0").await;
+    until("the process is killed", async || killed.load(Ordering::SeqCst) > 0).await;
+    let reserved = group(&cluster, "own").await.reservation;
+    let reserved = reserved.expect("it is killed while cells are reserved").pods[0].node.clone();
+    let second = cluster.farm_process("second", &[]);
+    until("own runs", async || phase(&cluster, "own").await == Some(JobPhase::Running)).await;
+    let place = devices(&cluster, "own").await;
+    assert_eq!(place.into_keys().collect::<Vec<_>>(), [reserved], "{key}: where it was reserved");
+    until("no eviction is left", async || {
+        let [a, b] = [group(&cluster, "lent-0").await, group(&cluster, "lent-1").await];
+        a.evicted().is_none() && b.evicted().is_none()
+    })
+    .await;
+    let versions =
+        [status(&cluster, "lent-0").await.version, status(&cluster, "lent-1").await.version];
+    assert_eq!(versions.iter().sum::<u64>(), 1, "{key}: one victim, once: {versions:?}");
+    assert_eq!(agents.starts()["own-t0-0"], 1, "{key}");
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn process_killed_when_it_reserves_leaves_the_same_victims_to_another() {
+    kill_at("rcfarm/pod_group_status/default/own", "\"reservation\"").await;
+}
+
+#[tokio::test]
+async fn process_killed_when_it_evicts_leaves_the_same_victims_to_another() {
+    kill_at("rcfarm/pod_group_status/default/lent", "\"eviction\"").await;
+}
+
+#[tokio::test]
+async fn process_killed_when_it_stops_a_victim_leaves_the_same_victims_to_another() {
+    kill_at("rcfarm/job_status/default/lent", "Evicted").await;
 }
