@@ -397,7 +397,7 @@ impl<S: ChainedStatus> StatusChain<S> {
         let mut txn = Txn::under(&self.claimed.claim);
         let guard = self.guard(change.record);
         let record = guard.is_some().then_some(txn.ops().len());
-        txn.extend(guard).extend(self.status_op(status)).extend(change.ops);
+        txn.extend(guard).extend(self.status_ops(status)).extend(change.ops);
         let first = txn.ops().len();
         let layout = Layout { record, shared: first..first + change.shared.len() };
         txn.extend(change.shared);
@@ -426,17 +426,17 @@ impl<S: ChainedStatus> StatusChain<S> {
         }
     }
 
-    fn status_op(&self, write: &StatusWrite<S>) -> Option<Op> {
+    fn status_ops(&self, write: &StatusWrite<S>) -> Vec<Op> {
         let (key, index) = (self.key.clone(), self.index());
         match write {
             StatusWrite::Replace(status) if enabled(Failpoint::NoChain) => {
-                Some(Op::Set { key, value: status.encode(), flags: 0 })
+                vec![Op::Set { key, value: status.encode(), flags: 0 }]
             }
             StatusWrite::Replace(status) => {
-                Some(Op::Cas { key, value: status.encode(), flags: 0, index })
+                vec![Op::Cas { key, value: status.encode(), flags: 0, index }]
             }
-            StatusWrite::Delete if index > Index::ZERO => Some(Op::DeleteCas { key, index }),
-            StatusWrite::Delete | StatusWrite::Leave => None,
+            StatusWrite::Delete if index > Index::ZERO => Op::delete_if_there(key, index).into(),
+            StatusWrite::Delete | StatusWrite::Leave => Vec::new(),
         }
     }
 

@@ -14,7 +14,7 @@ use rcfarm_api::audit::{AuditRecord, DELETED, Details, JobStep};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::ids::PodRef;
 use rcfarm_api::job::status::JobStatus;
-use rcfarm_api::key::{self, Key};
+use rcfarm_api::key;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_store::{Index, Op};
 
@@ -63,19 +63,14 @@ pub fn collect_orphans(
     let owner = group.as_ref().and_then(|group| group.spec.owner.as_ref());
     if owner.is_some_and(|owner| owner.kind == "Job" && owner.name == id.name.as_str()) {
         collection.group = true;
-        collection.ops.extend(delete_if_there(key::pod_group(id), *group_index));
+        collection.ops.extend(Op::delete_if_there(key::pod_group(id), *group_index));
     }
-    let left = room.saturating_sub(collection.ops.len()) / 2;
+    // The deletion of the status takes an operation more than its replacement.
+    let left = room.saturating_sub(collection.ops.len() + 1) / 2;
     let consumed = commands.iter().take(left);
-    collection.ops.extend(consumed.flat_map(|one| delete_if_there(one.key.clone(), one.index)));
+    collection.ops.extend(consumed.flat_map(|one| Op::delete_if_there(one.key.clone(), one.index)));
     collection.is_last = true;
     collection
-}
-
-/// Deletes a key only if it is as it was read. Deleting an absent key by `delete-cas` succeeds in Consul: an owner whose
-/// caches are old would write a second audit record of what is gone.
-fn delete_if_there(key: Key, index: Index) -> [Op; 2] {
-    [Op::CheckIndex { key: key.clone(), index }, Op::Delete { key }]
 }
 
 /// Audit record of the transaction.

@@ -29,6 +29,13 @@ pub enum Op {
 }
 
 impl Op {
+    /// Deletes a key only if it is as it was read. Deleting an absent key by `delete-cas` succeeds in Consul: an owner
+    /// whose view is old would write a second audit record of what is gone.
+    #[must_use]
+    pub fn delete_if_there(key: Key, index: Index) -> [Op; 2] {
+        [Op::CheckIndex { key: key.clone(), index }, Op::Delete { key }]
+    }
+
     /// The key or prefix of the operation.
     pub fn subject(&self) -> &str {
         match self {

@@ -99,7 +99,8 @@ impl<'a> Progress<'a> {
             };
             return Possible { skipped, ..Possible::default() };
         };
-        let may_be_missed = job.removed || self.is_restored && job.gone;
+        // The TTL takes away a job that was aborted and never resumed, too.
+        let may_be_missed = job.removed || job.gone && (self.is_restored || job.ended.is_none());
         let completed = job.ended == Some(JobPhase::Completed);
         let failed = match job.ended {
             Some(JobPhase::Completed) | None => false,

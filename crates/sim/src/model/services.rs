@@ -288,9 +288,14 @@ impl ServiceModel {
 
     fn replace_intent(&mut self, at: Duration, key: &str, place: &PodRef, entry: &Entry) {
         let reality = self.entries.get(key::reality(&place.node, &place.pod).as_str());
+        // One that was deleted and is made anew replaces what its node may still run.
+        let is_replaced = match self.entries.get(key) {
+            Some(before) => before.value != entry.value,
+            None => self.pods.get(place).is_some_and(|pod| pod.created < entry.create_index),
+        };
         if reality.is_some_and(|reality| reality.value == entry.value) {
             self.unproved.remove(place);
-        } else if self.entries.get(key).is_some_and(|before| before.value != entry.value) {
+        } else if is_replaced {
             self.unproved.entry(place.clone()).or_insert(at);
         }
     }
