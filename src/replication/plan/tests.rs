@@ -246,8 +246,15 @@ proptest! {
 
     #[test]
     fn planning_again_after_the_steps_finds_no_more_steps(fixture in any_world()) {
-        let after = fixture.after(&fixture.plan());
-        prop_assert_eq!(after.plan().steps, Vec::new());
+        let plan = fixture.plan();
+        let again = fixture.after(&plan).plan().steps;
+        let has_taken = plan.steps.iter().any(|step| matches!(step, PodStep::TakeOver { .. }));
+        if fixture.spec.in_order && has_taken {
+            // A healthy pod that was taken over may spare another one for an update in order.
+            prop_assert!(again.iter().all(update::restarts), "{again:?}");
+        } else {
+            prop_assert_eq!(again, Vec::new());
+        }
     }
 
     #[test]

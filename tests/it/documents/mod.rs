@@ -378,8 +378,11 @@ fn the_glossary_has_at_most_60_entries() {
 fn the_invariants_are_numbered_without_a_gap() {
     let page = page("invariants.md");
     let first = |line: &str| line.strip_prefix("| ")?.split(' ').next()?.parse::<usize>().ok();
-    let numbers: Vec<usize> = page.lines().filter_map(first).collect();
-    assert_eq!(numbers, (1..=40).collect::<Vec<_>>());
+    let mut numbers: Vec<usize> = page.lines().filter_map(first).collect();
+    // Numbers never change, so later ones stand among earlier ones of their section.
+    numbers.sort_unstable();
+    assert!(numbers.len() >= 46, "{}", numbers.len());
+    assert_eq!(numbers, (1..=numbers.len()).collect::<Vec<_>>());
 }
 
 #[test]

@@ -70,7 +70,7 @@ async fn two_farms_collect_a_status_once() {
                     |verb: Verb, key: &str| ops.iter().any(|op| op.verb == verb && op.key == *key);
                 let counts = [
                     (&locked, has(Verb::Lock, lock.as_str())),
-                    (&deleted, has(Verb::DeleteCas, status.as_str())),
+                    (&deleted, has(Verb::Delete, status.as_str())),
                 ];
                 for (counter, is_there) in counts {
                     counter.fetch_add(usize::from(is_there), Ordering::SeqCst);
