@@ -436,9 +436,9 @@ impl<T: CacheIndex> Cache<T> {
     ) -> bool {
         let old = self.snapshot();
         // A blocking read was sent long ago but is new if its index is higher. One that was sent earlier and has no
-        // higher index was overtaken.
+        // higher index was overtaken, or it shows a snapshot that was restored in between: the next read tells.
         if old.asked.is_some_and(|then| then > request.at) && answer.index <= old.index {
-            return true;
+            return answer.index == old.index;
         }
         if answer.index < old.index && !(confirmed && request.number > old.sent_by_then) {
             return false;

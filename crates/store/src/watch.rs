@@ -40,13 +40,19 @@ impl Position {
         Query::after(self.after, LONGEST_WAIT.min(rest).max(Duration::from_secs(1)))
     }
 
-    /// The position after an answer. An index that decreased makes the next read a full read.
+    /// The position after the answer of a blocking query. An index that decreased makes the next read a full read.
     #[must_use]
-    pub fn answered(self, index: Index, now: Instant) -> Self {
+    pub fn answered(self, index: Index) -> Self {
         let index = index.max(Index(1));
-        let full_at = if now >= self.full_at { now + self.full_every } else { self.full_at };
         let after = if index < self.after { Index::ZERO } else { index };
-        Position { after, full_at, ..self }
+        Position { after, ..self }
+    }
+
+    /// The position after a full read. A blocking query that ends when one is due, as each does in a tree at rest, is
+    /// none.
+    #[must_use]
+    pub fn read_in_full(self, index: Index, now: Instant) -> Self {
+        Position { full_at: now + self.full_every, ..self.answered(index) }
     }
 
     /// The position after an error: the next read is a full read.
@@ -219,7 +225,10 @@ impl TreeWatch {
             };
             match read {
                 Ok(Some(answer)) => {
-                    self.position = self.position.answered(answer.index, monotonic());
+                    self.position = match query.wait {
+                        Some(_) => self.position.answered(answer.index),
+                        None => self.position.read_in_full(answer.index, monotonic()),
+                    };
                     self.entries = answer.value.len();
                     return Ok(answer);
                 }
@@ -259,7 +268,7 @@ impl TreeWatch {
                 // Lost rights change the list but no index.
                 return self.read_whole(Query::CONSISTENT).await.map(Some);
             }
-            self.position = self.position.answered(keys.index, monotonic());
+            self.position = self.position.answered(keys.index);
             sleep(NO_NEWS_PAUSE).await;
             return Ok(None);
         }
@@ -283,31 +292,33 @@ mod tests {
     #[test]
     fn decreased_index_makes_the_next_read_full() {
         let now = monotonic();
-        let p = Position::start(now, EVERY).answered(Index(40), now);
+        let p = Position::start(now, EVERY).read_in_full(Index(40), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(40));
-        assert_eq!(p.answered(Index(39), now).query(now), Query::CONSISTENT);
+        assert_eq!(p.answered(Index(39)).query(now), Query::CONSISTENT);
     }
 
     #[test]
     fn index_zero_is_waited_on_as_one() {
         let now = monotonic();
-        let p = Position::start(now, EVERY).answered(Index(0), now);
+        let p = Position::start(now, EVERY).read_in_full(Index(0), now);
         assert_eq!(p.query(now).wait.unwrap().after, Index(1));
     }
 
     #[test]
     fn full_read_is_due_every_interval() {
         let now = monotonic();
-        let p = Position::start(now, EVERY).answered(Index(40), now);
+        let p = Position::start(now, EVERY).read_in_full(Index(40), now);
+        // The query that waited until then tells of no change.
+        let p = p.answered(Index(40));
         assert_eq!(p.query(now + EVERY), Query::CONSISTENT);
-        let p = p.answered(Index(40), now + EVERY);
+        let p = p.read_in_full(Index(40), now + EVERY);
         assert_eq!(p.query(now + EVERY).wait.unwrap().at_most, LONGEST_WAIT);
     }
 
     #[test]
     fn error_makes_the_next_read_full() {
         let now = monotonic();
-        let p = Position::start(now, EVERY).answered(Index(40), now).failed();
+        let p = Position::start(now, EVERY).read_in_full(Index(40), now).failed();
         assert_eq!(p.query(now), Query::CONSISTENT);
     }
 
