@@ -179,6 +179,58 @@ impl Bench {
         ])
     }
 
+    /// An array of `count` tasks of one pod, `limit` at a time; measured until its status says that it has completed.
+    pub async fn array(&self, count: usize, limit: usize) -> anyhow::Result<Vec<Figure>> {
+        let raw_few = raw::rate(&self.store, 1).await?;
+        let nodes = self.nodes(1_000, 32).await?;
+        let mut farm = self.idle_farm("bench-a").await?;
+        let before = (farm.requests().await?, machine::cpu(farm.pid()?)?, self.consul_cpu()?);
+        let mut one = document(vec![task("main", 1, json!(["true"]))], json!({}));
+        let indexes = format!("0-{}%{limit}", count - 1);
+        one.insert_str(
+            1,
+            &format!(r#""metadata":{{"annotations":{{"rcfarm/array":"{indexes}"}}}},"#),
+        );
+        let op = Op::Set { key: key::job(&job(0)), value: one.into(), flags: 0 };
+        let start = Instant::now();
+        fleet::write_all(&self.store, vec![op]).await?;
+        let status = loop {
+            farm.must_run()?;
+            let status = self.status(&job(0)).await?;
+            if status.state.phase == JobPhase::Completed {
+                break status;
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("it does not end: {:?} {:?}", status.state, status.members);
+            }
+            sleep(QUIET).await;
+        };
+        let took = start.elapsed().as_secs_f64();
+        let completed = status.array.map_or(0, |array| array.completed_indexes.len());
+        let cpu = (machine::cpu(farm.pid()?)? - before.1).as_secs_f64();
+        let consul = (self.consul_cpu()? - before.2).as_secs_f64();
+        let requests = farm.requests().await?;
+        let (_, most) = machine::memory(farm.pid()?)?;
+        farm.stop().await?;
+        nodes.stop().await?;
+        fleet::wipe(&self.store).await?;
+        let sent = sent(&requests, "transaction") - sent(&before.0, "transaction");
+        let same = raw::one_after_the_other(&self.store, 30, sent as usize).await?.as_secs_f64();
+        let bare = 2.0 * count as f64 / raw_few;
+        let of = |what: &str| format!("array of {count} tasks, {limit} at a time: {what}");
+        Ok(vec![
+            Figure::new(of("from submit to its end"), took, "s"),
+            Figure::new(of("tasks completed"), completed as f64, "").at_least(count as f64),
+            Figure::new(of("RSS, most"), most, "MiB").at_most(95.0),
+            Figure::new(of("transactions of the farm"), sent, ""),
+            Figure::new(of("as many of 64 operations, no farm"), same, "s"),
+            Figure::new(of("two of 6 operations per task, no farm"), bare, "s"),
+            Figure::new(of("share of these"), took / bare, "").at_most(1.5),
+            Figure::new(of("processor, farm"), cpu, "s"),
+            Figure::new(of("processor, Consul"), consul, "s"),
+        ])
+    }
+
     /// A job with one pod per node, each node with room for one; measured until all intents exist.
     pub async fn gang(&self, count: usize) -> anyhow::Result<Vec<Figure>> {
         let nodes = self.nodes(count, 1).await?;

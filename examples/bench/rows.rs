@@ -52,6 +52,9 @@ pub enum Row {
     /// The same with 1,000 jobs.
     #[value(name = "jobs-1000")]
     Jobs1000,
+    /// An array of 10,000 tasks, 1,000 at a time; their pods end at once.
+    #[value(name = "array-10000")]
+    Array10000,
     /// A job of 1,000 pods on 1,000 nodes.
     #[value(name = "gang-1000")]
     Gang1000,
@@ -67,7 +70,7 @@ pub enum Row {
 }
 
 impl Row {
-    pub const ALL: [Row; 16] = [
+    pub const ALL: [Row; 17] = [
         Row::Cold1000,
         Row::Cold10000,
         Row::Create,
@@ -79,6 +82,7 @@ impl Row {
         Row::Term,
         Row::Jobs1000,
         Row::Jobs10000,
+        Row::Array10000,
         Row::Gang1000,
         Row::GangKill,
         Row::Pass,
@@ -125,6 +129,7 @@ impl Bench {
             Row::Term => self.failover(false).await,
             Row::Jobs1000 => self.jobs(1_000).await,
             Row::Jobs10000 => self.jobs(10_000).await,
+            Row::Array10000 => self.array(10_000, 1_000).await,
             Row::Gang1000 => self.gang(1_000).await,
             Row::GangKill => self.gang_kill().await,
             Row::Pass => pass::alone(),

@@ -15,7 +15,7 @@ use super::wanted::{
     AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
 };
 use crate::batch::queues::Queues;
-use crate::job::document::{FieldIssues, JobQueue, name};
+use crate::job::document::{FieldIssues, JobClass, JobQueue, name};
 use rcfarm_api::FieldError;
 use rcfarm_api::audit::{Details, RecordChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
@@ -50,6 +50,8 @@ pub(super) struct Accepted {
     pub(super) warnings: Vec<FieldError>,
     /// Queues of the jobs that will be made of it.
     pub(super) queues: Vec<JobQueue>,
+    /// Priority classes of these jobs.
+    pub(super) classes: Vec<JobClass>,
 }
 
 /// What a document says, or what is wrong.
@@ -103,7 +105,7 @@ impl WantedDocument {
                 return Err(wrong(&at, format!("{} {id} is there twice", kind.kind)));
             }
             match (kind.check)(&id, &document) {
-                Ok(Accepted { warnings, queues: named }) => {
+                Ok(Accepted { warnings, queues: named, classes }) => {
                     let stored = context.get(&(kind.key)(&id)).await?;
                     let one = WantedDocument { kind, id, document, warnings, stored };
                     let old = one.stored_document().unwrap_or_default();
@@ -114,6 +116,9 @@ impl WantedDocument {
                     if one.action() != ApplyAction::Unchanged {
                         problems.extend(
                             named.iter().filter_map(|queue| one.without_queue(queue, queues)),
+                        );
+                        problems.extend(
+                            classes.iter().filter_map(|class| one.without_class(class, queues)),
                         );
                     }
                     all.push(one);
@@ -165,6 +170,11 @@ impl WantedDocument {
         let (reason, why) = refusal(queues, &queue.name)?;
         let is_missing = reason == PodGroupReason::QueueMissing;
         is_missing.then(|| format!("{}: {}: {why}", self.title(), queue.field))
+    }
+
+    fn without_class(&self, class: &JobClass, queues: &Queues) -> Option<String> {
+        let why = queues.1.missing(&class.name)?;
+        Some(format!("{}: {}: {why}", self.title(), class.field))
     }
 
     fn stored_document(&self) -> Option<Value> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::schedule::CronSchedule;
-use crate::job::document::{self, FieldIssues, FieldReader, JobQueue, Read};
+use crate::job::document::{self, FieldIssues, FieldReader, JobClass, JobQueue, Read};
 use crate::job::owner::ControllerRef;
 use rcfarm_api::cron::KIND;
 use rcfarm_api::ids::{Namespaced, ObjectName};
@@ -58,6 +58,8 @@ pub struct CronSpec {
     template: Map<String, Value>,
     /// Queue of its jobs.
     pub queue: JobQueue,
+    /// Priority class of its jobs.
+    pub class: Option<JobClass>,
     /// Fields of its jobs that have no effect.
     pub warnings: Vec<FieldError>,
 }
@@ -110,6 +112,7 @@ pub fn read(id: &Namespaced, document: &Value) -> Result<CronSpec, Vec<FieldErro
         deleting,
         template,
         queue: JobQueue::default(),
+        class: None,
         warnings: issues.warnings,
     };
     spec.check_job(id)?;
@@ -191,6 +194,8 @@ impl CronSpec {
             Ok(Read { spec, warnings, .. }) => {
                 let field = in_template(document::queue_field(spec.framework));
                 self.queue = JobQueue { field, name: spec.queue };
+                let field = in_template(document::class_field(spec.framework));
+                self.class = spec.priority_class.map(|name| JobClass { field, name });
                 self.warnings.extend(warnings.into_iter().map(error_in_template));
                 Ok(())
             }

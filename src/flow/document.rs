@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::graph;
 use crate::job::dependencies::DependencyType;
-use crate::job::document::{self, FieldIssues, FieldReader, JobQueue};
+use crate::job::document::{self, FieldIssues, FieldReader, JobClass, JobQueue};
 use rcfarm_api::flow::KIND;
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::status::PodPhase;
@@ -91,8 +91,20 @@ impl FlowStep {
     /// The queue that the patch of this step, the `position`th, names.
     #[must_use]
     pub fn patched_queue(&self, position: usize) -> Option<JobQueue> {
-        let name = self.patch.as_ref()?.get("queue")?.as_str()?.to_owned();
-        Some(JobQueue { field: format!("spec.flows[{position}].patch.jobSpec.queue"), name })
+        let (field, name) = self.patched(position, "queue")?;
+        Some(JobQueue { field, name })
+    }
+
+    /// The priority class that the patch of this step, the `position`th, names.
+    #[must_use]
+    pub fn patched_class(&self, position: usize) -> Option<JobClass> {
+        let (field, name) = self.patched(position, "priorityClassName")?;
+        Some(JobClass { field, name })
+    }
+
+    fn patched(&self, position: usize, field: &str) -> Option<(String, String)> {
+        let name = self.patch.as_ref()?.get(field)?.as_str()?.to_owned();
+        Some((format!("spec.flows[{position}].patch.jobSpec.{field}"), name))
     }
 }
 

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`document`], [`graph`] | a flow's document; the order of its steps |
 //! | [`template`] | a template's document, and the job that a step makes of it |
+//! | [`parameters`] | what a dispatch gives to a job of a template |
 //! | [`plan`] | decides the next transaction |
 //! | [`controller`] | reads, commits, sleeps until something changes |
 //! | [`probes`] | asks members of jobs whether they are ready |
@@ -26,6 +27,7 @@ pub mod document;
 mod failpoints;
 pub mod graph;
 pub mod kind;
+pub mod parameters;
 pub mod plan;
 pub mod probes;
 pub mod template;

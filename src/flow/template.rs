@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::document::{API_VERSION, FlowStep, check_type};
-use crate::job::document::{self, FieldIssues, FieldReader, JobQueue, Read};
+use super::parameters::{self, Parameters};
+use crate::job::document::{self, FieldIssues, FieldReader, JobClass, JobQueue, Read};
 use crate::job::owner::ControllerRef;
 use rcfarm_api::flow::{KIND, TEMPLATE_KIND};
 use rcfarm_api::ids::Namespaced;
@@ -21,6 +22,10 @@ pub const LEAST_TTL: u64 = 60;
 pub struct TemplateSpec {
     /// Queue of its jobs.
     pub queue: JobQueue,
+    /// Priority class of its jobs.
+    pub class: Option<JobClass>,
+    /// What a dispatch may, and must, give.
+    pub parameters: Parameters,
     /// Fields that have no effect.
     pub warnings: Vec<FieldError>,
 }
@@ -35,15 +40,19 @@ pub fn check(id: &Namespaced, document: &Value) -> Result<TemplateSpec, Vec<Fiel
     check_type(&mut top, TEMPLATE_KIND, &mut issues);
     top.take("status");
     document::object_metadata(id, &mut top, &mut issues);
-    let spec = top.take("spec").cloned().unwrap_or_default();
+    let mut spec = top.take("spec").cloned().unwrap_or_default();
     top.finish(&mut issues);
+    let parameters = parameters::take(&mut spec, &mut issues);
     let job = json!({"metadata": {"name": id.name, "namespace": id.namespace}, "spec": spec});
     let FieldIssues { mut warnings, mut problems } = issues;
     match document::read(id, &job) {
         Ok(Read { spec, warnings: more, .. }) if problems.is_empty() => {
             warnings.extend(more);
             let field = document::queue_field(spec.framework).to_owned();
-            Ok(TemplateSpec { queue: JobQueue { field, name: spec.queue }, warnings })
+            let queue = JobQueue { field, name: spec.queue };
+            let field = document::class_field(spec.framework).to_owned();
+            let class = spec.priority_class.map(|name| JobClass { field, name });
+            Ok(TemplateSpec { queue, class, parameters, warnings })
         }
         read => {
             problems.extend(read.err().unwrap_or_default());
@@ -83,7 +92,8 @@ pub fn job(
 ) -> Result<Value, FieldError> {
     let document: Value = serde_json::from_slice(template)
         .map_err(|error| FieldError::new(FieldError::WHOLE, format!("no JSON: {error}"), ""))?;
-    let spec = document.get("spec").cloned().unwrap_or_default();
+    let mut spec = document.get("spec").cloned().unwrap_or_default();
+    parameters::take(&mut spec, &mut FieldIssues::default()).check_undispatched()?;
     let mut parts =
         Map::from_iter([("metadata".to_owned(), metadata(&document)), ("spec".to_owned(), spec)]);
     if let (Some(spec), Some(patch)) = (parts.get_mut("spec"), &step.patch) {
@@ -112,7 +122,7 @@ pub fn job(
 }
 
 /// Labels and annotations of a template that its jobs have, too.
-fn metadata(template: &Value) -> Value {
+pub(super) fn metadata(template: &Value) -> Value {
     let of = |field: &str| {
         let found = template.get("metadata").and_then(|metadata| metadata.get(field));
         found.filter(|value| value.is_object()).cloned().unwrap_or_else(|| json!({}))

@@ -35,6 +35,8 @@ pub struct Placed<'a> {
     pub address: &'a (dyn Fn(&NodeName) -> String + Sync),
     /// How the pods are named.
     pub pod_ids: PodIdFormat,
+    /// Of an array: the indexes of the members' tasks.
+    pub tasks: Option<&'a BTreeMap<u32, u32>>,
 }
 
 impl Placed<'_> {
@@ -88,6 +90,7 @@ impl Placed<'_> {
             job: Some(json!(self.identity(create))),
             launchables: launchables.collect(),
             resources: amounts(&template.resources()),
+            payload: self.job.payload.clone(),
             run_as: template.run_as.as_ref().map(|user| json!(user)),
             resource_limits: limits(&template.containers),
             services: self.service(&create.slot, peers).into_iter().collect(),
@@ -114,6 +117,20 @@ impl Placed<'_> {
         })
     }
 
+    /// Members of an array have the index of their task, in place of their own.
+    fn with_array_index(&self, mut injected: Vec<Variable>, slot: &Slot) -> Vec<Variable> {
+        let Some(index) = self.tasks.and_then(|tasks| tasks.get(&slot.index)) else {
+            return injected;
+        };
+        for variable in &mut injected {
+            if frameworks::TASK_INDEX.contains(&variable.name.as_str()) {
+                variable.value = index.to_string();
+            }
+        }
+        injected.push(frameworks::everywhere("RCFARM_ARRAY_INDEX", index));
+        injected
+    }
+
     fn launchable(
         &self,
         container: &Container,
@@ -125,7 +142,7 @@ impl Placed<'_> {
         let peer = |slot: &Slot| peers.get(slot).unwrap_or(&nowhere).clone();
         let cluster = Cluster { id: self.id, job: self.job, peer: &peer };
         let injected = frameworks::of(self.job.framework).environment(&cluster, &create.slot);
-        let variables = variables(container, injected);
+        let variables = variables(container, self.with_array_index(injected, &create.slot));
         let launcher = self.job.framework == Framework::Mpi && create.slot.task == "Launcher";
         let command = match launcher {
             true => mpi::hostfile_command(&container.command),
@@ -260,7 +277,7 @@ mod tests {
     ) -> Placed<'a> {
         static NO_PORTS: BTreeMap<Slot, u16> = BTreeMap::new();
         let (uid, pod_ids) = (JobUid(Index(7)), PodIdFormat::Plain);
-        Placed { id, uid, job, places, ports: &NO_PORTS, address, pod_ids }
+        Placed { id, uid, job, places, ports: &NO_PORTS, address, pod_ids, tasks: None }
     }
 
     /// Bytes of the manifest of the last worker of a gang, whose members are on a node each.

@@ -108,6 +108,8 @@ pub enum MemberRemoveReason {
     Lost,
     /// Restart of the job, the task or the member.
     Restart,
+    /// Its task of the array has ended.
+    TaskEnded,
     /// The job was stopped or has ended.
     Stop,
     /// The job's record is being deleted.
@@ -211,7 +213,8 @@ pub fn counts<'j>(
     job.tasks.iter().map(count).collect()
 }
 
-fn effective(job: &JobSpec, task: &JobTask, pod: &MemberPod) -> PodPhase {
+/// Phase of a member that goes on: one that failed and will be restarted counts as pending.
+pub(super) fn effective(job: &JobSpec, task: &JobTask, pod: &MemberPod) -> PodPhase {
     let again = pod.phase == PodPhase::Failed
         && matches!(
             after_failure(job.framework, task.restart, pod.exit_code),

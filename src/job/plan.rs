@@ -6,6 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`triggers`] | what asks for the next step: commands, ends and failures of members, deadlines |
+//! | `array` | tasks that members of an array run one after the other |
 //! | `advance` | one step of the state machine |
 //! | `deletion` | deletion on request, or after the TTL |
 //! | `gang` | starts of whole gangs after a restart |
@@ -13,6 +14,7 @@
 //! | `batched_start` | starts that need several transactions |
 
 mod advance;
+mod array;
 pub(super) mod batched_start;
 mod deletion;
 mod gang;
@@ -210,7 +212,7 @@ impl JobPlan {
 pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     let mut status = present(seen);
     batched_start::reconcile_existing(&mut status, seen);
-    let sorted = sort(seen.job, &status, seen.pods);
+    let mut sorted = sort(seen.job, &status, seen.pods);
     status.recall();
     let mut plan = JobPlan::new(seen, status, &sorted.surplus);
     if is_over(seen, &mut plan) {
@@ -221,10 +223,12 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     {
         return freeze(plan);
     }
+    array::note_ends(seen, &mut plan, &mut sorted.members);
     let (members, outcome) = take_step(seen, &mut plan, sorted);
     adopt(seen, &mut plan);
     start(seen, &mut plan, &members);
     plan.ended = ended(seen.job, &plan.status, &members);
+    plan.ended.extend(array::idle(seen, &plan, &members));
     say_counts(seen, &mut plan, &members);
     next_round(seen, &mut plan);
     plan.moves = gang::moves(seen, &plan);
@@ -250,7 +254,10 @@ fn take_step<'p>(
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);
-    let outcome = frameworks::outcome_of(seen.job, &before);
+    let outcome = match &seen.job.array {
+        Some(array) => array::outcome(seen, array, &plan.status, &before),
+        None => frameworks::outcome_of(seen.job, &before),
+    };
     let trigger = triggers::trigger(
         &triggers::TriggerInput {
             job: seen.job,
@@ -479,6 +486,7 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
     let coming = plan.adopt.iter().map(|create| &create.slot);
     let going: BTreeSet<Slot> = going.chain(coming).chain(seen.taken).cloned().collect();
     let most = batched_start::most(seen, plan);
+    let mut open = array::OpenIndexes::default();
     for task in &seen.job.tasks {
         if !dependencies_ready(seen.job, task, members) {
             continue;
@@ -503,6 +511,10 @@ fn start(seen: &JobObserved<'_>, plan: &mut JobPlan, members: &BTreeMap<Slot, &M
             if seen.leaving.contains_key(&slot) || going.contains(&slot) {
                 continue;
             }
+            if !open.assign(seen.job, &mut plan.status, index) {
+                continue;
+            }
+            let memory = plan.status.memory(&task.name);
             memory.not_before.remove(&index);
             memory.started.insert(index);
             if count >= seen.room {

@@ -56,20 +56,38 @@ impl FromIterator<u32> for Slots {
     }
 }
 
+impl Slots {
+    /// The numbers as ranges, for people: `0-99,104`.
+    #[must_use]
+    pub fn ranges(&self) -> String {
+        text_of(&ranges_of(self))
+    }
+}
+
+/// First and last numbers of the ranges.
+fn ranges_of(slots: &Slots) -> Vec<(u32, u32)> {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for n in &slots.0 {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *n => *last = *n,
+            _ => ranges.push((*n, *n)),
+        }
+    }
+    ranges
+}
+
+fn text_of(ranges: &[(u32, u32)]) -> String {
+    let text = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
 impl From<Slots> for String {
     fn from(slots: Slots) -> String {
-        let mut ranges: Vec<(u32, u32)> = Vec::new();
-        for n in &slots.0 {
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == *n => *last = *n,
-                _ => ranges.push((*n, *n)),
-            }
-        }
-        let text = |(first, last): &(u32, u32)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        };
-        let text = ranges.iter().map(text).collect::<Vec<_>>().join(",");
+        let ranges = ranges_of(&slots);
+        let text = text_of(&ranges);
         let digits = ranges.last().map_or(0, |(_, last)| *last as usize / 4 + 1);
         if text.len() <= RANGES_BYTES.max(digits) {
             return text;

@@ -8,6 +8,7 @@
 //! resource_limits: {cgroup: {cpus: 2, memory: 1G}}    # what the node enforces, in p2's units: 1G is 1024^3
 //! services: [{name: web, port: "${NODE_PORT}", tags: [v1], meta: {team: a}}]      # in Consul's catalog
 //! config: {greeting: hello}         # a YAML file for the process: $CONFIG_PATH
+//! payload: aGVsbG8=                 # base64 of a file for the process: $RCFARM_PAYLOAD
 //! launchables:
 //!   app:
 //!     launchable_type: process
@@ -24,6 +25,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as STANDARD;
 use serde_json::Value;
 
 use super::agent::health_check::{HealthCheck, Probe, Thresholds};
@@ -43,6 +46,8 @@ pub struct PodSpec {
     pub launchables: BTreeMap<String, LaunchSpec>,
     /// Content of the file whose path the processes get as `CONFIG_PATH`.
     pub config: Option<Value>,
+    /// Content of the file whose path the processes get as `RCFARM_PAYLOAD`.
+    pub payload: Option<Vec<u8>>,
     /// User that it runs as.
     pub run_as: Option<String>,
     /// What the node enforces: `cpu` and `memory`.
@@ -109,9 +114,13 @@ impl PodSpec {
                 .unwrap_or_else(|why| LaunchSpec::Unfit(format!("launchables.{name}: {why}")));
             launchables.insert(name, launchable);
         }
+        let payload = fields.payload.map(|text| STANDARD.decode(text)).transpose();
+        let payload = payload
+            .map_err(|error| FieldError::new("payload", error.to_string(), "write it in base64"))?;
         Ok(PodSpec {
             launchables,
             config: fields.config,
+            payload,
             run_as: fields.run_as.map(|user| plain(&user)),
             limits: fields.resource_limits.unwrap_or_default().amounts()?,
             resources: manifest.resources().clone(),

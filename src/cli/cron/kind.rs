@@ -11,8 +11,8 @@ pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
     noun: "cron",
     key: key::cron_job,
     check: |id, document| {
-        let CronSpec { warnings, queue, .. } = document::read(id, document)?;
-        Ok(Accepted { warnings, queues: vec![queue] })
+        let CronSpec { warnings, queue, class, .. } = document::read(id, document)?;
+        Ok(Accepted { warnings, queues: vec![queue], classes: class.into_iter().collect() })
     },
     references: None,
 };

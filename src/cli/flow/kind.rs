@@ -17,8 +17,8 @@ pub(in crate::cli) const JOB_TEMPLATE: DocumentKind = DocumentKind {
     noun: "flow template",
     key: key::job_template,
     check: |id, document| {
-        let TemplateSpec { warnings, queue } = template::check(id, document)?;
-        Ok(Accepted { warnings, queues: vec![queue] })
+        let TemplateSpec { warnings, queue, class, .. } = template::check(id, document)?;
+        Ok(Accepted { warnings, queues: vec![queue], classes: class.into_iter().collect() })
     },
     references: None,
 };
@@ -31,7 +31,8 @@ pub(in crate::cli) const JOB_FLOW: DocumentKind = DocumentKind {
     check: |id, document| {
         let FlowSpec { warnings, steps, .. } = document::read(id, document)?;
         let queues = steps.iter().enumerate().filter_map(|(n, step)| step.patched_queue(n));
-        Ok(Accepted { queues: queues.collect(), warnings })
+        let classes = steps.iter().enumerate().filter_map(|(n, step)| step.patched_class(n));
+        Ok(Accepted { queues: queues.collect(), classes: classes.collect(), warnings })
     },
     references: Some(References { keys: templates_of, check: check_steps }),
 };

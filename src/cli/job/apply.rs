@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::commands::{job_change, queue_conflict};
 use crate::batch::queues::Queues;
-use crate::cli::context::CommandContext;
+use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::failure;
 use crate::cli::priority_class;
 use crate::cli::wanted::{
@@ -105,6 +105,22 @@ impl WantedJob {
     fn stored_document(&self) -> Option<Value> {
         serde_json::from_slice(&self.stored.as_ref()?.value).ok()
     }
+
+    /// Writes the record by CAS. `guard`: what must hold besides. `reason`: for the audit log.
+    pub(super) async fn commit(
+        &self,
+        context: &CommandContext,
+        guard: Option<Op>,
+        reason: String,
+    ) -> anyhow::Result<ChangeOutcome> {
+        let index = self.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
+        let value: bytes::Bytes = self.document.to_string().into();
+        let record = Some(record_hash(&value));
+        let op = Op::Cas { key: key::job(&self.id), value, flags: 0, index };
+        let action = format!("{:?}", self.action());
+        let details = JobChange { record, reason, ..job_change(context, &self.id, action) };
+        context.commit(guard.into_iter().chain([op]), &Details::JobChanged(details), None).await
+    }
 }
 
 impl WantedObject for WantedJob {
@@ -125,13 +141,7 @@ impl WantedObject for WantedJob {
     }
 
     async fn write(&self, context: &CommandContext) -> anyhow::Result<()> {
-        let index = self.stored.as_ref().map_or(Index::ZERO, |entry| entry.modify_index);
-        let value: bytes::Bytes = self.document.to_string().into();
-        let record = Some(record_hash(&value));
-        let op = Op::Cas { key: key::job(&self.id), value, flags: 0, index };
-        let action = format!("{:?}", self.action());
-        let details = JobChange { record, ..job_change(context, &self.id, action) };
-        context.commit([op], &Details::JobChanged(details), None).await?.map_err(|_| {
+        self.commit(context, None, String::new()).await?.map_err(|_| {
             let why = format!("{}: somebody changed it meanwhile; it was left as it is", self.id);
             failure(why, "look at it, then try again")
         })?;
@@ -185,6 +195,19 @@ pub(in crate::cli) async fn create(
         let hint = format!("choose another --name, or delete it: rcfarm job delete {id}");
         return Err(failure(format!("there is a job {id} already"), hint));
     }
+    let one = check_new(context, id, document).await?;
+    for warning in one.warnings() {
+        context.note(warning);
+    }
+    one.write(context).await
+}
+
+/// Checks a job that does not exist yet, and that its queue and its priority class do.
+pub(in crate::cli) async fn check_new(
+    context: &CommandContext,
+    id: &Namespaced,
+    document: Value,
+) -> anyhow::Result<WantedJob> {
     let read = document::read(id, &document).map_err(|found| {
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         failure(format!("{id}: {}", found.join("; ")), "nothing was created")
@@ -196,10 +219,10 @@ pub(in crate::cli) async fn create(
     if let Some(why) = refusals.into_iter().next() {
         return Err(failure(why, "choose another --queue: rcfarm queue list"));
     }
-    for warning in one.warnings() {
-        context.note(warning);
+    match unknown_class(&queues, &one) {
+        Some(why) => Err(failure(why, "nothing was created")),
+        None => Ok(one),
     }
-    one.write(context).await
 }
 
 /// Warnings of tasks of a Volcano job that name no restart policy. It is Kubernetes' `Always` then: no member succeeds.

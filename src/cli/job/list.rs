@@ -1,5 +1,7 @@
 //! `rcfarm job list`.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::find::{FoundJob, all};
@@ -7,9 +9,11 @@ use super::watch::watch;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, or_dash};
+use crate::job::dependencies::{self, TargetState};
 use rcfarm_api::Timestamp;
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::job::phase::JobPhase;
+use rcfarm_api::job::status::{JobReason, JobState, Slots};
 use rcfarm_api::labels::Selector;
 
 #[derive(clap::Args)]
@@ -41,13 +45,14 @@ impl JobListArgs {
 struct Row {
     job: Namespaced,
     kind: Option<&'static str>,
-    /// `None`: no farm has handled it yet.
+    /// `None`: no farm has handled it yet. A job that waits for others has no status, and is pending.
     phase: Option<JobPhase>,
     reason: Option<String>,
     queue: Option<String>,
     members: u32,
     pending: u32,
     running: u32,
+    /// Members, or tasks of an array.
     succeeded: u32,
     failed: u32,
     retry_count: u32,
@@ -56,21 +61,53 @@ struct Row {
     invalid: Option<String>,
 }
 
-fn row(found: &FoundJob) -> Row {
+/// Jobs by name.
+type Jobs<'a> = BTreeMap<&'a Namespaced, &'a FoundJob>;
+
+/// Whether a job without a status waits for others.
+fn waits_for_others(found: &FoundJob, all: &Jobs<'_>) -> bool {
+    let is_waiting =
+        found.status.is_none() && found.read.as_ref().is_ok_and(|read| !read.spec.deleting);
+    if !is_waiting {
+        return false;
+    }
+    let waited_for = dependencies::in_document(&found.id, &found.document).unwrap_or_default();
+    waited_for.iter().any(|one| {
+        let state = match all.get(&one.job(&found.id)) {
+            None => TargetState::Missing,
+            Some(other) => match other.status.as_ref().map(|status| status.state.phase) {
+                Some(phase) if phase.is_final() => TargetState::Ended(phase),
+                _ => TargetState::Active,
+            },
+        };
+        one.unmet(state).is_some()
+    })
+}
+
+fn row(found: &FoundJob, all: &Jobs<'_>) -> Row {
     let spec = found.read.as_ref().ok().map(|read| &read.spec);
     let status = found.status.clone().unwrap_or_default();
     let invalid = found.read.as_ref().err().and_then(|problems| problems.first());
+    let of_array = |indexes: &Slots| u32::try_from(indexes.len()).unwrap_or(u32::MAX);
+    let array = status.array.as_ref();
+    let array = array.map(|array| [&array.completed_indexes, &array.failed_indexes].map(of_array));
+    let [succeeded, failed] = array.unwrap_or([status.members.succeeded, status.members.failed]);
+    let mut state = found.status.as_ref().map(|status| &status.state).cloned();
+    if waits_for_others(found, all) {
+        let reason = JobReason::WaitingForDependency.to_string();
+        state = Some(JobState { phase: JobPhase::Pending, reason, ..JobState::default() });
+    }
     Row {
         job: found.id.clone(),
         kind: spec.map(|spec| spec.framework.kind()),
-        phase: found.status.as_ref().map(|status| status.state.phase),
-        reason: found.status.as_ref().map(|status| status.state.reason.clone()),
+        phase: state.as_ref().map(|state| state.phase),
+        reason: state.map(|state| state.reason),
         queue: spec.map(|spec| spec.queue.clone()),
         members: spec.map_or(0, rcfarm_api::job::spec::JobSpec::replicas),
         pending: status.members.pending,
         running: status.members.running,
-        succeeded: status.members.succeeded,
-        failed: status.members.failed,
+        succeeded,
+        failed,
         retry_count: status.retry_count,
         created: status.created,
         invalid: invalid.map(ToString::to_string),
@@ -82,7 +119,9 @@ pub(super) async fn run(context: &CommandContext, args: &JobListArgs) -> anyhow:
         return watch(context, |found| args.selects(found)).await;
     }
     let found = all(context).await?;
-    let rows: Vec<Row> = found.iter().filter(|found| args.selects(found)).map(row).collect();
+    let all: Jobs<'_> = found.iter().map(|found| (&found.id, found)).collect();
+    let selected = found.iter().filter(|found| args.selects(found));
+    let rows: Vec<Row> = selected.map(|found| row(found, &all)).collect();
     let now = context.now();
     context.show_rows(
         &rows,

@@ -11,6 +11,7 @@ use crate::cluster::snapshot::ClusterSnapshot;
 use crate::job::pod_status::{PodState, stands};
 use crate::placement::capacity::{Decision, Gang, place};
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::job::array::ArrayProgress;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::{JobReason, JobStatus, PodPhase};
@@ -87,7 +88,12 @@ impl Known<'_> {
         let mut missing = Vec::new();
         for task in &self.job.tasks {
             let mut without_node = None;
-            for index in 0..task.replicas {
+            // Members of an array for which no task is left are not missed.
+            let left = self.job.array.as_ref().map(|array| {
+                let ended = self.status.array.as_ref().map_or(0, ArrayProgress::ended);
+                array.len().saturating_sub(ended)
+            });
+            for index in 0..task.replicas.min(left.unwrap_or(u32::MAX)) {
                 let slot = Slot::new(&task.name, index);
                 let why = match self.pods.get(&slot) {
                     Some(pod) => self.why_not_running(pod),

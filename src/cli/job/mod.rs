@@ -4,6 +4,7 @@ pub(in crate::cli) mod apply;
 mod attempt;
 mod commands;
 mod delete;
+mod dispatch;
 mod find;
 mod follow;
 mod label;
@@ -30,6 +31,8 @@ pub enum JobCommand {
     /// Run a command as a job: rcfarm job run --replicas 2 -- COMMAND
     #[command(visible_alias = "submit")]
     Run(Box<run::JobRunArgs>),
+    /// Make a job of a JobTemplate, with metadata and a payload; the same token makes it once
+    Dispatch(dispatch::DispatchArgs),
     /// Show a job's record and status
     Get(JobGetArgs),
     /// Show a job's tasks and their pods
@@ -86,6 +89,7 @@ pub(super) async fn run(context: &CommandContext, command: JobCommand) -> anyhow
     match command {
         JobCommand::List(args) => list::run(context, &args).await,
         JobCommand::Run(args) => run::run(context, &args).await,
+        JobCommand::Dispatch(args) => dispatch::run(context, &args).await,
         JobCommand::Get(JobGetArgs { job, watch: false }) => show::get(context, &job.job).await,
         JobCommand::Get(JobGetArgs { job: JobArgs { job }, .. }) => {
             find::find(context, &job).await?;

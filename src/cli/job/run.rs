@@ -64,7 +64,7 @@ pub struct JobRunArgs {
     command: Vec<String>,
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write it like NAME=VALUE")?;
     if name.is_empty() {
         Err("the name is missing".to_owned())

@@ -11,8 +11,9 @@ use crate::job::dependencies;
 use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
 use rcfarm_api::ids::{Namespaced, PodRef};
+use rcfarm_api::job::array::ArraySpec;
 use rcfarm_api::job::spec::JobSpec;
-use rcfarm_api::job::status::{JobCondition, JobStatus, shown};
+use rcfarm_api::job::status::{JobCondition, JobStatus, Slots, shown};
 use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
 
@@ -49,6 +50,7 @@ pub(super) async fn get(context: &CommandContext, id: &Namespaced) -> anyhow::Re
                 ("ran for", or_dash(ran_for(status, now))),
                 ("owner", or_dash(status.owner.as_ref().map(|owner| owner.farm.to_string()))),
             ]);
+            rows.extend(array_rows(status));
         }
         rows.push(("problems", remarks(found.read.as_ref().err().map_or(&[], |p| p.as_slice()))));
         fields(rows)
@@ -64,13 +66,19 @@ pub(super) fn shown_status(status: &JobStatus) -> Value {
 
 fn spec_rows(spec: &JobSpec) -> Vec<(&'static str, String)> {
     let tasks = spec.tasks.iter().map(|task| format!("{} x {}", task.replicas, task.name));
-    vec![
+    let array = |array: &ArraySpec| {
+        let (all, at_once) = (array.len(), array.members());
+        ("array", format!("{} ({all} tasks, {at_once} at a time)", array.indexes.ranges()))
+    };
+    let mut rows = vec![
         ("kind", spec.framework.kind().to_owned()),
         ("tasks", tasks.collect::<Vec<_>>().join(", ")),
         ("needed", format!("{} of {}", spec.min_available, spec.replicas())),
         ("queue", spec.queue.clone()),
         ("priority", or_dash(spec.priority_class.clone())),
-    ]
+    ];
+    rows.extend(spec.array.as_ref().map(array));
+    rows
 }
 
 fn members(status: &JobStatus) -> String {
@@ -85,6 +93,16 @@ fn members(status: &JobStatus) -> String {
     ];
     let said = counts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
     said.collect::<Vec<_>>().join(", ")
+}
+
+/// Of an array: what has become of its tasks.
+fn array_rows(status: &JobStatus) -> Vec<(&'static str, String)> {
+    let Some(array) = &status.array else { return Vec::new() };
+    let indexes = |indexes: &Slots| or_dash((!indexes.is_empty()).then(|| indexes.ranges()));
+    vec![
+        ("completed indexes", indexes(&array.completed_indexes)),
+        ("failed indexes", indexes(&array.failed_indexes)),
+    ]
 }
 
 fn remarks(remarks: &[FieldError]) -> String {

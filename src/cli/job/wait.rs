@@ -128,8 +128,9 @@ pub(super) fn summary(status: &JobStatus) -> String {
         "{} pending, {} running, {} succeeded, {} failed",
         m.pending, m.running, m.succeeded, m.failed
     );
+    let array = status.array.as_ref().map(|array| format!("; array: {array}")).unwrap_or_default();
     // Once it has completed, earlier failures do not matter.
     let failure = status.failures.last().filter(|_| state.phase != JobPhase::Completed);
     let failure = failure.map(|failure| format!("; {failure}")).unwrap_or_default();
-    format!("{} ({}); {counts}{failure}", state.phase, state.reason)
+    format!("{} ({}); {counts}{array}{failure}", state.phase, state.reason)
 }

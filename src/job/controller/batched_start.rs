@@ -72,7 +72,8 @@ impl JobController {
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
         let (places, ports) = (&bound, &self.given_ports(input));
-        let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids };
+        let tasks = self.chain.status().array.as_ref().map(|array| &array.members);
+        let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids, tasks };
         let peers = placed.peers();
         let mut answers: Vec<(Vec<Made>, Answer)> = Vec::new();
         let mut under_way = FuturesUnordered::new();

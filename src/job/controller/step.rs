@@ -70,7 +70,8 @@ impl JobController {
         let pod_ids = input.group.pod_ids;
         let (id, uid) = (&self.id, input.uid);
         let (places, ports) = (&bound, &self.given_ports(input));
-        let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids };
+        let tasks = plan.status.array.as_ref().map(|array| &array.members);
+        let placed = Placed { id, uid, job, places, ports, address: &address, pod_ids, tasks };
         let made = writes::made(&placed, &plan.create);
         writes::check_strings(&placed, &made, &rest).map_err(|error| {
             let why = format!("its members cannot be told of all peers, use fewer: {error}");

@@ -39,6 +39,15 @@ pub struct JobQueue {
     pub name: String,
 }
 
+/// The priority class of the jobs that a document describes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobClass {
+    /// Path of the field that names it, in the document.
+    pub field: String,
+    /// Its name, or a number.
+    pub name: String,
+}
+
 /// Path of the field that names the queue.
 #[must_use]
 pub fn queue_field(framework: Framework) -> &'static str {

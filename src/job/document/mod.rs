@@ -3,9 +3,11 @@
 //! Each field takes effect, is ignored with a warning, or is refused; warnings and errors name its path. The commands
 //! and the daemon use the same function, since anything can be written to Consul directly.
 
+mod array;
 mod cells;
 mod fields;
 mod kubeflow;
+mod payload;
 mod peers;
 mod pod;
 mod template;
@@ -18,7 +20,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use fields::{FieldIssues, FieldReader, JobQueue, class_field, queue_field};
+pub use array::ARRAY_ANNOTATION;
+pub use fields::{FieldIssues, FieldReader, JobClass, JobQueue, class_field, queue_field};
+pub use payload::{LARGEST_PAYLOAD, PAYLOAD_ANNOTATION};
 
 use super::dependencies;
 use super::owner::ControllerRef;
@@ -157,6 +161,8 @@ fn read_as(
     }
     cells::read(id, &mut job, &mut issues);
     issues.problems.extend(dependencies::in_document(id, document).err());
+    job.payload = payload::read(document, &mut issues);
+    array::read(&mut job, document, &mut issues);
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
     (job, labels, issues)
@@ -440,6 +446,8 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
         elastic: None,
         slots_per_worker: 1,
         cells: None,
+        array: None,
+        payload: None,
     }
 }
 
@@ -516,10 +524,14 @@ fn min_resources(job: &mut JobSpec, scheduling: &mut FieldReader<'_>, issues: &m
     }
 }
 
-/// The spec without the fields that may change while the job exists: counts, priority and timing (`volcano.md` §6).
+/// The document without what may change while the job exists: counts, priority and timing (`volcano.md` §6).
 #[must_use]
 pub fn immutable(document: &Value) -> Value {
-    serde_json::json!({"spec": immutable_spec(document)})
+    let mut all = serde_json::json!({"spec": immutable_spec(document)});
+    for (name, value) in payload::text(document).into_iter().chain(array::indexes(document)) {
+        all["metadata"]["annotations"][name] = value;
+    }
+    all
 }
 
 fn immutable_spec(document: &Value) -> Value {
@@ -603,6 +615,9 @@ fn hash_of(document: &Value, spec: &Value) -> u64 {
     let mut immutable_hash = format!("{kind} {spec}");
     if let Some(queue) = pod::queue(document).filter(|_| kind == Framework::Pod.kind()) {
         immutable_hash.push_str(queue);
+    }
+    for (_, value) in payload::text(document).into_iter().chain(array::indexes(document)) {
+        immutable_hash.push_str(&value.to_string());
     }
     rcfarm_api::manifest::content_hash(immutable_hash.as_bytes())
 }

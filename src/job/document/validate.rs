@@ -46,7 +46,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
         let why = format!("'minAvailable' is greater than the {} replicas in all", job.replicas());
         remarks.problem(field, why);
     }
-    if job.min_success.is_some_and(|min| min > job.replicas()) {
+    if job.array.is_none() && job.min_success.is_some_and(|min| min > job.replicas()) {
         let why = format!("it can never be reached: there are {} replicas", job.replicas());
         remarks.problem("spec.minSuccess", why);
     }

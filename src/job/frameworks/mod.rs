@@ -19,6 +19,7 @@ use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart, Slot};
 use rcfarm_api::job::status::{JobMembers, JobReason};
 
+pub(super) use volcano::TASK_INDEX;
 pub use volcano::argument;
 
 /// Address of a member.
@@ -75,7 +76,7 @@ pub struct Variable {
     pub is_default: bool,
 }
 
-fn everywhere(name: impl Into<String>, value: impl ToString) -> Variable {
+pub(super) fn everywhere(name: impl Into<String>, value: impl ToString) -> Variable {
     Variable { name: name.into(), value: value.to_string(), container: None, is_default: false }
 }
 

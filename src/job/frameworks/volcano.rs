@@ -13,6 +13,9 @@ use rcfarm_api::job::status::JobReason;
 
 pub(super) struct Volcano;
 
+/// Variables with the index of a member.
+pub(in crate::job) const TASK_INDEX: [&str; 2] = ["VC_TASK_INDEX", "VK_TASK_INDEX"];
+
 /// Roles of the tensorflow plugin, and its arguments that name their tasks.
 const TF_ROLES: [&str; 4] = ["ps", "worker", "chief", "evaluator"];
 
@@ -68,8 +71,7 @@ impl Operator for Volcano {
         let plugins = &cluster.job.plugins;
         let mut env = Vec::new();
         if plugins.contains_key(&Plugin::Env) {
-            env.push(everywhere("VC_TASK_INDEX", slot.index));
-            env.push(everywhere("VK_TASK_INDEX", slot.index));
+            env.extend(TASK_INDEX.map(|name| everywhere(name, slot.index)));
         }
         let meets = [Plugin::Svc, Plugin::PyTorch, Plugin::TensorFlow, Plugin::Mpi];
         if meets.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(cluster.job) {

@@ -94,10 +94,12 @@ pub(super) fn moves(seen: &JobObserved<'_>, plan: &JobPlan) -> BTreeMap<Slot, No
     }
     let running = seen.pods.iter().filter(|pod| !pod.phase.has_ended()).map(|pod| &pod.slot);
     let running: BTreeSet<&Slot> = running.chain(seen.leaving.keys()).collect();
+    // A member of an array goes on with another task.
+    let is_array = seen.job.array.is_some();
     let leaves = |slot: &Slot, node: &NodeName| {
         !status.has_started(slot)
             && !running.contains(slot)
-            && (seen.group.draining.contains(node) || failed_on(status, slot, node))
+            && (seen.group.draining.contains(node) || !is_array && failed_on(status, slot, node))
     };
     let bound = seen.group.bound.iter().filter(|(slot, node)| leaves(slot, node));
     bound.take(MOST_MOVES).map(|(slot, node)| (slot.clone(), node.clone())).collect()

@@ -1,5 +1,6 @@
 //! Runs whole lives of jobs without a store: applies plans to pods in memory, with a manual clock.
 
+mod arrays;
 mod carried;
 mod deletion;
 mod ends;

@@ -130,3 +130,29 @@ async fn missing_queue_of_a_template_or_a_patch_is_refused() {
     let files = ["queues.yaml", "template.yaml", "flow.yaml"].map(|file| ["-f", file]).concat();
     cluster.run(&[&["apply"][..], &files].concat()).await.ok();
 }
+
+#[tokio::test]
+async fn missing_priority_class_of_templates_patches_and_cron_jobs_is_refused() {
+    let cluster = HttpCluster::new().await;
+    let template = TEMPLATE.replace("spec:\n", "spec:\n  priorityClassName: high\n");
+    let flow = FLOW.replace("{tasks: [{name: w, replicas: 2}]}", "{priorityClassName: higher}");
+    let (_, spec) = template.split_once("spec:\n").unwrap();
+    let spec = spec.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let cron = format!(
+        "apiVersion: batch.volcano.sh/v1alpha1\nkind: CronJob\nmetadata: {{name: nightly}}\n\
+         spec:\n  schedule: '@daily'\n  jobTemplate:\n    spec:\n{spec}"
+    );
+    write(&cluster, "all.yaml", &[template, flow, cron].join("---\n"));
+    let refused = cluster.run(&["apply", "-f", "all.yaml"]).await.failed();
+    for words in [
+        "JobTemplate default/a: spec.priorityClassName: there is no priority class high",
+        "JobFlow default/test: spec.flows[2].patch.jobSpec.priorityClassName: there is no priority class higher",
+        "CronJob default/nightly: spec.jobTemplate.spec.priorityClassName: there is no priority class high",
+    ] {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(cluster.events().await.is_empty());
+    let class = |name: &str| format!("kind: PriorityClass\nmetadata: {{name: {name}}}\nvalue: 7\n");
+    write(&cluster, "classes.yaml", &format!("{}---\n{}", class("high"), class("higher")));
+    cluster.run(&["apply", "-f", "classes.yaml", "-f", "all.yaml"]).await.ok();
+}

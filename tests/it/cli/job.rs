@@ -313,4 +313,11 @@ async fn circles_of_waiting_jobs_are_refused_and_waits_explained() {
     .await;
     let why = cluster.run(&["job", "explain", "a"]).await.ok();
     assert!(why.contains("afterok: b has not ended"), "{why}");
+    let list = cluster.json(&["job", "list"]).await;
+    for row in list.as_array().unwrap() {
+        assert_eq!(
+            (&row["phase"], &row["reason"]),
+            (&"Pending".into(), &"WaitingForDependency".into())
+        );
+    }
 }

@@ -10,7 +10,7 @@ use crate::harness::program;
 use rcfarm_testing::process::free_ports;
 use rcfarm_testing::program::Ran;
 use rcfarm_testing::wait::{PATIENCE, in_time};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// `rcfarm dev` for jobs, killed when dropped.
 pub struct JobsDev {
@@ -186,4 +186,45 @@ async fn changes_of_a_job_are_watched() {
         dev.run(&["job", "delete", "w"]).await.ok();
         in_time("its deletion", shows("default/w  deleted")).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_of_an_array_run_once_each_with_their_index() {
+    let dev = JobsDev::one_node().await;
+    let (log, first) = (dev.dir.path().join("log"), dev.dir.path().join("first"));
+    let (log, first) = (log.display(), first.display());
+    let program = format!(
+        r#"echo "$RCFARM_ARRAY_INDEX $VC_TASK_INDEX" >> {log}
+           case $RCFARM_ARRAY_INDEX in 4) exit 3;; 6) mkdir {first} || exit 0; exit 1;; esac"#
+    );
+    dev.apply_json(&json!({
+        "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job",
+        "metadata": {"name": "sweep", "annotations": {"rcfarm/array": "0-18:2%3"}},
+        "spec": {
+            "plugins": {"env": []}, "restartDelay": {"first": "10ms"},
+            "policies": [{"exitCode": 1, "action": "RestartPod"}],
+            "tasks": [{"name": "t", "replicas": 1, "template": {"spec": {"restartPolicy": "Never",
+                "containers": [{"name": "c", "command": ["sh", "-c", program]}]}}}],
+        },
+    }))
+    .await;
+    let waited = dev.wait("sweep").await;
+    assert_eq!(waited.code, 2, "one has failed: {waited:?}");
+    let mut ran: Vec<u32> = std::fs::read_to_string(dev.dir.path().join("log"))
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let (index, also) = line.split_once(' ').unwrap();
+            assert_eq!(index, also, "Volcano's variable has the index of the task, too");
+            index.parse().unwrap()
+        })
+        .collect();
+    ran.sort_unstable();
+    assert_eq!(ran, [0, 2, 4, 6, 6, 8, 10, 12, 14, 16, 18]);
+    let shown = dev.run(&["job", "get", "sweep"]).await.ok();
+    for words in ["(10 tasks, 3 at a time)", "0,2,6,8,10,12,14,16,18\n", "9 completed, 1 failed"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let status = dev.status("sweep").await;
+    assert_eq!(status["array"]["failedIndexes"], "4", "{status}");
 }

@@ -8,6 +8,7 @@ mod cell;
 mod cron;
 mod daemon_logs;
 mod dev;
+mod dispatch;
 mod doctor;
 mod flow;
 mod job;

@@ -55,6 +55,7 @@ const PRINTING: &[&str] = &[
     "job abort b",
     "job complete b",
     "job delete b",
+    "job dispatch a",
     "job explain a",
     "job explain b",
     "job get a",

@@ -1,5 +1,6 @@
 //! Jobs from submission to end, with farms, fake nodes and users.
 
+mod arrays;
 mod at_rest;
 mod claims;
 mod deleted_keys;

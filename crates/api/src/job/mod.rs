@@ -1,6 +1,7 @@
 //! Jobs: the specification that a document is decoded to, and the status that its owner writes. Keys read and written:
 //! none here; see `rcfarm::job`.
 
+pub mod array;
 pub mod identity;
 pub mod phase;
 pub mod spec;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::array::ArraySpec;
 use crate::Index;
 use crate::InvalidText;
 use crate::ResourceList;
@@ -144,6 +145,10 @@ pub struct JobSpec {
     pub slots_per_worker: u32,
     /// The cells that it asks for. Tasks have the names that the group gives them.
     pub cells: Option<CellRequest>,
+    /// The tasks that its members run one after the other. It has one kind of members, `replicas` at a time.
+    pub array: Option<ArraySpec>,
+    /// Bytes in base64, which each member finds in a file.
+    pub payload: Option<String>,
 }
 
 /// PyTorch's `elasticPolicy`.

@@ -12,12 +12,14 @@ mod tests;
 
 pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_condition, shown};
 pub use failures::{MOST_FAILURES, MemberFailure};
+pub(super) use memory::by_index;
 pub use memory::{Slots, TaskMemory};
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::array::ArrayProgress;
 use super::spec::{JobUid, PolicyEvent, Slot};
 use crate::Index;
 use crate::Stored;
@@ -92,6 +94,9 @@ pub struct JobStatus {
     pub created: Option<Timestamp>,
     /// The owner's memory of each task.
     pub tasks: BTreeMap<String, TaskMemory>,
+    /// Of an array: what has become of its tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayProgress>,
     /// No member is started before, after a failure of the whole job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,

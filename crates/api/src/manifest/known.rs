@@ -20,11 +20,12 @@ const P2_FIELDS: [&str; 8] = [
 ];
 
 /// Fields of a manifest that our agents or farms know.
-const OWN_FIELDS: [&str; 9] = [
+const OWN_FIELDS: [&str; 10] = [
     "id",
     "job",
     "launchables",
     "config",
+    "payload",
     "run_as",
     "resources",
     "resource_limits",

@@ -29,6 +29,9 @@ pub struct PodManifest {
     /// Written to the file that the processes find as `CONFIG_PATH`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<Value>,
+    /// Bytes in base64, written to the file that the processes find as `RCFARM_PAYLOAD`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<String>,
     /// User that the processes run as.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_as: Option<Value>,

@@ -53,7 +53,7 @@ pub fn duration(path: &str, text: Option<&str>, default: Duration) -> Result<Dur
 /// # Errors
 /// [`FieldError`] at the name.
 pub fn check_launchable_name(name: &str) -> Result<(), FieldError> {
-    let is_taken = matches!(name, "pod.json" | "config.yaml")
+    let is_taken = matches!(name, "pod.json" | "config.yaml" | "payload.data")
         || name.ends_with(".log")
         || name.ends_with(".new")
         || name.contains(".log.");
@@ -239,6 +239,7 @@ mod tests {
         for (name, is_legal) in [
             ("pod.json", false),
             ("config.yaml", false),
+            ("payload.data", false),
             ("x.log", false),
             ("x.log.1", false),
             ("pod.new", false),

@@ -95,6 +95,9 @@ impl PodTask {
         if spec.config.is_some() {
             set("CONFIG_PATH", data.config(&self.id, run_as).display().to_string());
         }
+        if spec.payload.is_some() {
+            set("RCFARM_PAYLOAD", data.payload(&self.id, run_as).display().to_string());
+        }
         let devices = self.devices();
         if !devices.is_empty() {
             set("RCFARM_DEVICES", devices.join(","));
@@ -135,7 +138,7 @@ fn cwd(
     }
 }
 
-/// Writes `pod.json` and `config.yaml` of a pod, unless they are up to date, and makes its home.
+/// Writes `pod.json`, `config.yaml` and `payload.data` of a pod, unless they are up to date, and makes its home.
 ///
 /// # Errors
 /// Why they cannot be written, for the pod's status.
@@ -143,7 +146,7 @@ pub(super) fn prepare(
     data: &DataDir,
     pod: &PodId,
     stored: &StoredPod,
-    config: Option<&serde_json::Value>,
+    spec: Option<&PodSpec>,
     user: Option<UserIds>,
     node: &NodeName,
 ) -> Result<(), String> {
@@ -155,13 +158,17 @@ pub(super) fn prepare(
     if read::<StoredPod>(&path).as_ref() != Some(stored) {
         data.keep(pod, stored).map_err(message)?;
     }
-    let path = data.config(pod, user);
-    if let Some(config) = config {
+    // The user may have changed, so a file for a user is always written anew.
+    let write = |path: PathBuf, content: &[u8]| match std::fs::read(&path) {
+        Ok(same) if user.is_none() && same == content => Ok(()),
+        _ => replace_for(&path, content, user).map_err(message),
+    };
+    if let Some(config) = spec.and_then(|spec| spec.config.as_ref()) {
         let text = serde_saphyr::to_string(config).map_err(|error| error.to_string())?;
-        // The user may have changed, so a file for a user is always written anew.
-        if user.is_some() || std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
-            replace_for(&path, text.as_bytes(), user).map_err(message)?;
-        }
+        write(data.config(pod, user), text.as_bytes())?;
+    }
+    if let Some(payload) = spec.and_then(|spec| spec.payload.as_ref()) {
+        write(data.payload(pod, user), payload)?;
     }
     Ok(())
 }

@@ -245,14 +245,14 @@ impl NodePods {
         pod.was_started = true;
         let (driver, data, events) = (self.driver.clone(), self.data.clone(), self.events.clone());
         let (stored, node) = (pod.stored(), self.settings.name.clone());
-        let config = pod.spec.as_ref().ok().and_then(|spec| spec.config.clone());
+        let spec = pod.spec.clone().ok();
         let (pod, launchable) = (id.clone(), name.to_owned());
         self.spawn_for(id, Some(name), async move {
             let dir = data.launchable(&pod, &launchable);
             let started = match launch {
                 Ok(launch) => {
                     let user = launch.run_as;
-                    match prepare(&data, &pod, &stored, config.as_ref(), user, &node) {
+                    match prepare(&data, &pod, &stored, spec.as_ref(), user, &node) {
                         Ok(()) => driver.start(&dir, &launch).await,
                         Err(why) => Err(StartFailure::Node(why)),
                     }

@@ -10,15 +10,16 @@
 //! | `lease` | until when the node may count as alive, in milliseconds since boot |
 //! | `pods/<pod>/pod.json` | [`StoredPod`]: what was last intended |
 //! | `pods/<pod>/config.yaml` | its configuration |
+//! | `pods/<pod>/payload.data` | its payload |
 //! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`] |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
 //! | `ended/<pod>/<uid>.<attempt>/` | logs of a job's pod that is gone: see [`super::ended_logs`] |
 //! | `work/<pod>/home/` | home of a pod with another user than the agent, which owns it |
-//! | `work/<pod>/config.yaml` | configuration of such a pod, which it may read |
+//! | `work/<pod>/config.yaml`, `payload.data` | configuration and payload of such a pod, which it may read |
 //! | `trash/` | files of forgotten pods that are being deleted |
 //!
 //! `pods/` belongs to the agent alone: who may replace a `launch.json` chooses the user of a process. A pod that has the
-//! agent's user has its home and configuration there too.
+//! agent's user has its home, configuration and payload there too.
 //!
 //! Every record is written to a temporary file and renamed, so that a reader finds the old one or the new one, even if
 //! the writer is killed. It is not synced: a sync would cost each start of a pod two disk latencies, and a power failure
@@ -142,8 +143,18 @@ impl DataDir {
     /// File with the configuration of a pod.
     #[must_use]
     pub fn config(&self, pod: &PodId, user: Option<UserIds>) -> PathBuf {
-        let dir = if user.is_some() { self.work(pod) } else { self.pod(pod) };
-        dir.join("config.yaml")
+        self.readable(pod, user).join("config.yaml")
+    }
+
+    /// File with the payload of a pod.
+    #[must_use]
+    pub fn payload(&self, pod: &PodId, user: Option<UserIds>) -> PathBuf {
+        self.readable(pod, user).join("payload.data")
+    }
+
+    /// Directory of the agent's files that a pod may read.
+    fn readable(&self, pod: &PodId, user: Option<UserIds>) -> PathBuf {
+        if user.is_some() { self.work(pod) } else { self.pod(pod) }
     }
 
     fn work(&self, pod: &PodId) -> PathBuf {

@@ -70,7 +70,7 @@ fn is_zero(n: &u32) -> bool {
 
 /// Values by index. More than [`by_index::PLAIN`] are stored as a list of values with their indexes:
 /// `[[1, "0-99"], [2, "104"]]`. Both forms are read.
-mod by_index {
+pub(in crate::job) mod by_index {
     use std::collections::BTreeMap;
     use std::marker::PhantomData;
 
@@ -82,7 +82,7 @@ mod by_index {
     /// Up to this number of members the form is `{"104": 2}`.
     const PLAIN: usize = 64;
 
-    pub(super) fn serialize<V, S>(values: &BTreeMap<u32, V>, to: S) -> Result<S::Ok, S::Error>
+    pub fn serialize<V, S>(values: &BTreeMap<u32, V>, to: S) -> Result<S::Ok, S::Error>
     where
         V: Serialize + Ord,
         S: Serializer,
@@ -123,7 +123,7 @@ mod by_index {
         }
     }
 
-    pub(super) fn deserialize<'de, V, D>(from: D) -> Result<BTreeMap<u32, V>, D::Error>
+    pub fn deserialize<'de, V, D>(from: D) -> Result<BTreeMap<u32, V>, D::Error>
     where
         V: Deserialize<'de> + Clone,
         D: Deserializer<'de>,

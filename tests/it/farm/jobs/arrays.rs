@@ -1,0 +1,105 @@
+//! Arrays: many tasks, of which a few run at a time.
+
+use super::*;
+use rcfarm::job::document::ARRAY_ANNOTATION;
+
+async fn submit_array(cluster: &Cluster, name: &str, indexes: &str) {
+    let job = json!({"metadata": {"annotations": {ARRAY_ANNOTATION: indexes}},
+        "spec": {"tasks": [task("t", 1)]}});
+    cluster.put(key::job(&id(name)), job.to_string()).await;
+}
+
+/// The same tasks as single jobs: what they cost without an array.
+async fn bare_transactions(tasks: usize) -> u64 {
+    let cluster = Cluster::new(4).await;
+    let _nodes = nodes(&cluster, |_, _| Some(0));
+    let (_farm, counter) = cluster.start_counted("a");
+    for n in 0..tasks {
+        submit(&cluster, &format!("default/j{n}"), json!({"tasks": [task("t", 1)]})).await;
+    }
+    for n in 0..tasks {
+        reaches(&cluster, &format!("default/j{n}"), JobPhase::Completed, 300 * SECOND).await;
+    }
+    counter.transactions()
+}
+
+/// Starts of pods in all.
+fn starts(nodes: &FakeNodes) -> usize {
+    nodes.starts().values().sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn array_costs_one_record_and_fewer_transactions_than_single_jobs() {
+    const TASKS: usize = 200;
+    let cluster = Cluster::new(4).await;
+    let nodes = nodes(&cluster, |_, _| Some(0));
+    let (_farm, counter) = cluster.start_counted("a");
+    submit_array(&cluster, "default/sweep", "0-199%20").await;
+    let done = reaches(&cluster, "default/sweep", JobPhase::Completed, 900 * SECOND).await;
+    let progress = done.array.unwrap();
+    assert_eq!(String::from(progress.completed_indexes), "0-199");
+    assert_eq!(starts(&nodes), TASKS, "each task runs once");
+    // Each member has its last pod.
+    assert_eq!(keys(&cluster, "intent/").await.len(), 20);
+    assert_eq!(keys(&cluster, "rcfarm/jobs/").await.len(), 1);
+    let made = counter.transactions();
+    let bare = bare_transactions(TASKS).await;
+    println!("{made} transactions for {TASKS} tasks; as single jobs {bare}");
+    assert!(made <= bare / 4, "{made} and {bare}");
+}
+
+/// Tasks that end at different times, one by one.
+#[tokio::test(start_paused = true)]
+async fn task_that_ends_alone_costs_three_transactions_at_most() {
+    let cluster = Cluster::new(2).await;
+    let nodes = nodes(&cluster, |_, _| Some(0));
+    let (_farm, counter) = cluster.start_counted("a");
+    submit_array(&cluster, "default/line", "0-49%1").await;
+    reaches(&cluster, "default/line", JobPhase::Completed, 900 * SECOND).await;
+    assert_eq!(starts(&nodes), 50);
+    let made = counter.transactions();
+    println!("{made} transactions for 50 tasks, one at a time");
+    assert!(made <= 3 * 50 + 20, "{made}");
+}
+
+/// The farm dies at each transaction that writes the job's status, before or after it is carried out.
+#[tokio::test(start_paused = true)]
+async fn killed_farm_runs_each_task_once_at_every_transaction() {
+    let mut is_over = [false; 2];
+    for nth in 0..60 {
+        for (kind, fate) in [FaultOutcome::Lose, FaultOutcome::LoseReply].into_iter().enumerate() {
+            if is_over[kind] {
+                continue;
+            }
+            let cluster = Cluster::new(2).await;
+            let nodes = nodes(&cluster, |_, _| Some(0));
+            let sent = Arc::new(AtomicUsize::new(0));
+            let (count, of) = (sent.clone(), fate.clone());
+            let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
+                let Request::Txn(ops) = request else { return Fate::DELIVER };
+                if !ops.iter().any(|op| op.key.starts_with("rcfarm/job_status/")) {
+                    return Fate::DELIVER;
+                }
+                match count.fetch_add(1, Ordering::SeqCst) {
+                    n if n < nth => Fate::DELIVER,
+                    n if n == nth => Fate::of(of.clone()),
+                    _ => Fate::of(FaultOutcome::Lose),
+                }
+            });
+            submit_array(&cluster, "default/sweep", "0-9%3").await;
+            within(600 * SECOND, "its transaction", || async {
+                let is_done = status(&cluster, "default/sweep").await.state.phase.is_final();
+                sent.load(Ordering::SeqCst) > nth || is_done
+            })
+            .await;
+            is_over[kind] = sent.load(Ordering::SeqCst) <= nth;
+            farm.kill().await;
+            let heir = cluster.start("b");
+            let done = reaches(&cluster, "default/sweep", JobPhase::Completed, 600 * SECOND).await;
+            let completed = String::from(done.array.unwrap().completed_indexes);
+            assert_eq!((&*completed, starts(&nodes)), ("0-9", 10), "{fate:?} of the {nth}th");
+            heir.stop().await;
+        }
+    }
+    assert_eq!(is_over, [true; 2], "each transaction was reached");
+}
