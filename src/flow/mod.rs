@@ -14,7 +14,8 @@
 //! |---|---|
 //! | [`document`], [`graph`] | a flow's document; the order of its steps |
 //! | [`template`] | a template's document, and the job that a step makes of it |
-//! | [`parameters`] | what a dispatch gives to a job of a template |
+//! | [`parameters`] | what a template declares, and whether what a dispatch gives fits it |
+//! | [`dispatch`] | the job that a dispatch makes of a template |
 //! | [`plan`] | decides the next transaction |
 //! | [`controller`] | reads, commits, sleeps until something changes |
 //! | [`probes`] | asks members of jobs whether they are ready |
@@ -23,6 +24,7 @@
 
 mod caches;
 pub mod controller;
+pub mod dispatch;
 pub mod document;
 mod failpoints;
 pub mod graph;

@@ -1,27 +1,15 @@
-//! Parameters of a template, and the job that a dispatch with these makes of it. Pure.
+//! Parameters of a template, and whether what a dispatch gives fits them. Pure.
 //!
 //! Nomad's `parameterized` stanza is the model: keys of metadata that must and may be given, and whether there is a
 //! payload. The metadata reaches the members as variables of their containers, the payload as a file.
 
 use std::collections::BTreeMap;
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use super::template::{self, TemplateSpec};
-use crate::job::document::{
-    self, FieldIssues, FieldReader, LARGEST_PAYLOAD, MADE_BY_FLOW, PAYLOAD_ANNOTATION, Read,
-};
-use rcfarm_api::ids::{Namespaced, ObjectName};
-use rcfarm_api::job::spec::{Slot, VOLCANO_JOB};
-use rcfarm_api::manifest::content_hash;
-use rcfarm_api::{FieldError, InvalidText};
+use crate::job::document::{FieldIssues, FieldReader, LARGEST_PAYLOAD};
+use rcfarm_api::FieldError;
 
-/// Annotation of a job with the token of its dispatch.
-pub const TOKEN_ANNOTATION: &str = "rcfarm/dispatch-token";
-/// Annotation of a job with the metadata of its dispatch, as a JSON object.
-pub const META_ANNOTATION: &str = "rcfarm/dispatch-meta";
 /// Limit of the metadata of a dispatch in bytes: it stands in the manifest of each member.
 pub const LARGEST_META: usize = 16 * 1024;
 /// Limit of a token in bytes.
@@ -30,8 +18,6 @@ const LONGEST_TOKEN: usize = 256;
 const LONGEST_KEY: usize = 64;
 /// Keys that a template may declare.
 const MOST_KEYS: usize = 64;
-/// Limit of a pod's name, which begins with its job's.
-const LONGEST_POD: usize = 63;
 
 /// Whether a dispatch has a payload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,7 +62,7 @@ impl Parameters {
     }
 
     /// What is wrong with what a dispatch gives.
-    fn check(&self, given: &Dispatch) -> Vec<FieldError> {
+    pub(super) fn check(&self, given: &Dispatch) -> Vec<FieldError> {
         let mut problems = Vec::new();
         let mut problem = |what: String, why: String, fix: &str| {
             problems.push(FieldError::new(what, why, fix));
@@ -175,7 +161,7 @@ fn check_keys(parameters: &Parameters, issues: &mut FieldIssues) {
 }
 
 /// The variable of a key: `RCFARM_META_INPUT_FILE` of `input-file`.
-fn variable(key: &str) -> String {
+pub(super) fn variable(key: &str) -> String {
     let of = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     format!("RCFARM_META_{}", key.chars().map(of).collect::<String>())
 }
@@ -187,251 +173,4 @@ pub struct Dispatch {
     pub payload: Option<Vec<u8>>,
     /// Dispatches with the same token make one job.
     pub token: Option<String>,
-}
-
-/// A job that a dispatch makes.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DispatchedJob {
-    pub id: Namespaced,
-    pub document: Value,
-}
-
-impl Dispatch {
-    /// The job of a template. `unique`: distinguishes its name where there is no token.
-    ///
-    /// # Errors
-    /// All that is wrong with the template, and with what is given.
-    pub fn job(
-        &self,
-        template: &Namespaced,
-        document: &Value,
-        unique: u64,
-    ) -> Result<DispatchedJob, Vec<FieldError>> {
-        let TemplateSpec { parameters, .. } = template::check(template, document)?;
-        let problems = parameters.check(self);
-        if !problems.is_empty() {
-            return Err(problems);
-        }
-        let mut spec = document.get("spec").cloned().unwrap_or_default();
-        take(&mut spec, &mut FieldIssues::default());
-        set_variables(&mut spec, &self.meta);
-        let metadata = self.metadata(template, document);
-        let of = |id: &Namespaced| {
-            let mut job = json!({"apiVersion": VOLCANO_JOB.0, "kind": VOLCANO_JOB.1,
-                "metadata": metadata, "spec": spec});
-            job["metadata"]["name"] = json!(id.name);
-            job["metadata"]["namespace"] = json!(id.namespace);
-            job
-        };
-        let Read { spec: read, .. } = document::read(template, &of(template))?;
-        let last = |(name, replicas): (&str, u32)| Slot::new(name, replicas.saturating_sub(1));
-        let tasks = read.tasks.iter().map(|task| last((&task.name, task.replicas)));
-        let longest = tasks.map(|slot| slot.to_string().len() + 1).max().unwrap_or_default();
-        let name = self.name(&template.name, longest, unique).map_err(|error| {
-            vec![FieldError::new("metadata.name", error.to_string(), "name the template otherwise")]
-        })?;
-        let id = Namespaced { namespace: template.namespace.clone(), name };
-        let document = of(&id);
-        document::read(&id, &document)?;
-        Ok(DispatchedJob { id, document })
-    }
-
-    /// The name of a job. A long name of the template is cut, so that those of the pods are not too long.
-    fn name(
-        &self,
-        template: &ObjectName,
-        longest: usize,
-        unique: u64,
-    ) -> Result<ObjectName, InvalidText> {
-        let suffix = match &self.token {
-            Some(token) => content_hash(format!("{template} {token}").as_bytes()),
-            None => unique,
-        };
-        let suffix = format!("-{suffix:016x}");
-        let room = LONGEST_POD.saturating_sub(suffix.len() + longest);
-        let stem: String = template.as_str().chars().take(room).collect();
-        format!("{}{suffix}", stem.trim_end_matches(['-', '.'])).parse()
-    }
-
-    fn metadata(&self, template: &Namespaced, document: &Value) -> Value {
-        let mut metadata = template::metadata(document);
-        let made_of = json!(format!("{}.{}", template.namespace, template.name));
-        metadata["labels"][MADE_BY_FLOW[1]] = made_of.clone();
-        let annotations = &mut metadata["annotations"];
-        annotations[MADE_BY_FLOW[1]] = made_of;
-        if let Some(token) = &self.token {
-            annotations[TOKEN_ANNOTATION] = json!(token);
-        }
-        if !self.meta.is_empty() {
-            annotations[META_ANNOTATION] = json!(json!(self.meta).to_string());
-        }
-        if let Some(payload) = &self.payload {
-            annotations[PAYLOAD_ANNOTATION] = json!(BASE64_STANDARD.encode(payload));
-        }
-        metadata
-    }
-}
-
-/// Gives the metadata to each container, in place of its own variables of these names.
-fn set_variables(spec: &mut Value, meta: &BTreeMap<String, String>) {
-    if meta.is_empty() {
-        return;
-    }
-    // `$` is written as `$$`: otherwise `$(NAME)` would be replaced.
-    let given = meta.iter().map(|(key, value)| (variable(key), value.replace('$', "$$")));
-    let given: Map<String, Value> = given.map(|(name, value)| (name, json!(value))).collect();
-    let tasks = spec.get_mut("tasks").and_then(Value::as_array_mut).into_iter().flatten();
-    let containers = tasks.filter_map(|task| task.pointer_mut("/template/spec/containers"));
-    for container in containers.filter_map(Value::as_array_mut).flatten() {
-        let own = container.get("env").and_then(Value::as_array).cloned().unwrap_or_default();
-        let is_given = |one: &Value| {
-            one.get("name").and_then(Value::as_str).is_some_and(|name| given.contains_key(name))
-        };
-        let others = own.into_iter().filter(|one| !is_given(one));
-        // First, so that the container's own may refer to them.
-        let first = given.iter().map(|(name, value)| json!({"name": name, "value": value}));
-        container["env"] = first.chain(others).collect();
-    }
-}
-
-/// How a job that is there differs from the one that a dispatch makes; `None`: it is the same dispatch.
-#[must_use]
-pub fn difference(stored: &Value, made: &Value) -> Option<&'static str> {
-    let annotation = |document: &Value, name: &str| {
-        document.get("metadata")?.get("annotations")?.get(name).cloned()
-    };
-    let parts = [
-        (MADE_BY_FLOW[1], "template"),
-        (TOKEN_ANNOTATION, "token"),
-        (META_ANNOTATION, "metadata"),
-        (PAYLOAD_ANNOTATION, "payload"),
-    ];
-    let differs = |name: &str| annotation(stored, name) != annotation(made, name);
-    parts.into_iter().find(|(name, _)| differs(name)).map(|(_, what)| what)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id() -> Namespaced {
-        "team/resize".parse().unwrap()
-    }
-
-    fn template(parameterized: &str) -> Value {
-        let text = format!(
-            "
-apiVersion: flow.volcano.sh/v1alpha1
-kind: JobTemplate
-metadata: {{name: resize, labels: {{team: x}}}}
-spec:
-  parameterized: {parameterized}
-  tasks:
-    - name: t
-      replicas: 1
-      template: {{spec: {{containers: [{{name: c, command: [sh, -c, 'echo $(RCFARM_META_INPUT)'], env: [
-        {{name: FILE, value: $(RCFARM_META_INPUT)}}, {{name: RCFARM_META_SIZE, value: '10'}}]}}]}}}}
-"
-        );
-        document::from_yaml(&text).unwrap()
-    }
-
-    fn dispatch(meta: &[(&str, &str)], payload: Option<&[u8]>, token: Option<&str>) -> Dispatch {
-        let meta = meta.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        let payload = payload.map(<[u8]>::to_vec);
-        Dispatch { meta: meta.collect(), payload, token: token.map(str::to_owned) }
-    }
-
-    const DECLARED: &str = "{payload: optional, metaRequired: [input], metaOptional: [size]}";
-
-    #[test]
-    fn dispatch_gives_metadata_as_variables_and_the_payload() {
-        let given = dispatch(&[("input", "a$(HOME)")], Some(b"hi"), Some("once"));
-        let made = given.job(&id(), &template(DECLARED), 1).unwrap();
-        let env = &made.document["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["env"];
-        assert_eq!(
-            *env,
-            json!([{"name": "RCFARM_META_INPUT", "value": "a$$(HOME)"},
-                {"name": "FILE", "value": "$(RCFARM_META_INPUT)"},
-                {"name": "RCFARM_META_SIZE", "value": "10"}]),
-        );
-        let more = dispatch(&[("input", "a"), ("size", "7")], None, None);
-        let more = more.job(&id(), &template(DECLARED), 1).unwrap().document;
-        let env = &more["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["env"];
-        assert_eq!(env[1], json!({"name": "RCFARM_META_SIZE", "value": "7"}));
-        assert_eq!(env.as_array().unwrap().len(), 3);
-        let read = document::read(&made.id, &made.document).unwrap();
-        assert_eq!(read.spec.payload.as_deref(), Some("aGk="));
-        let annotations = &made.document["metadata"]["annotations"];
-        assert_eq!(annotations[META_ANNOTATION], r#"{"input":"a$(HOME)"}"#);
-        assert_eq!(annotations["volcano.sh/createdByJobTemplate"], "team.resize");
-        assert_eq!(made.document["metadata"]["labels"]["team"], "x");
-        assert!(made.document["spec"].get("parameterized").is_none());
-    }
-
-    #[test]
-    fn same_token_gives_the_same_name_and_another_dispatch_is_told_apart() {
-        let of = |meta: &str, token: Option<&str>, unique| {
-            let given = dispatch(&[("input", meta)], None, token);
-            given.job(&id(), &template(DECLARED), unique).unwrap()
-        };
-        let first = of("a", Some("once"), 1);
-        assert_eq!(first, of("a", Some("once"), 2));
-        assert_eq!(first.id.name.as_str().len(), "resize-".len() + 16);
-        assert_ne!(first.id, of("a", Some("twice"), 1).id);
-        assert_eq!(of("a", None, 255).id.name.as_str(), "resize-00000000000000ff");
-        assert_eq!(difference(&first.document, &of("a", Some("once"), 2).document), None);
-        let other = of("b", Some("once"), 1);
-        assert_eq!(other.id, first.id);
-        assert_eq!(difference(&first.document, &other.document), Some("metadata"));
-        assert_eq!(difference(&json!({}), &first.document), Some("template"));
-        let long: Namespaced = format!("team/{}", "a".repeat(55)).parse().unwrap();
-        let mut document = template(DECLARED);
-        document["metadata"] = json!({});
-        let made = dispatch(&[("input", "a")], None, None).job(&long, &document, 1).unwrap();
-        assert_eq!(made.id.name.as_str().len() + "-t-0".len(), 63);
-    }
-
-    #[test]
-    fn what_is_given_is_checked_by_key() {
-        let problems = |declared: &str, given: Dispatch| -> Vec<String> {
-            let found = given.job(&id(), &template(declared), 1).err().unwrap_or_default();
-            found.into_iter().map(|error| format!("{}: {}", error.path, error.problem)).collect()
-        };
-        let none = dispatch(&[], None, None);
-        assert_eq!(problems("null", none.clone()), [""; 0]);
-        assert_eq!(problems(DECLARED, none.clone()), ["meta.input: the template requires it"]);
-        let extra = dispatch(&[("input", "a"), ("colour", "b")], None, None);
-        assert_eq!(problems(DECLARED, extra), ["meta.colour: the template does not know it"]);
-        assert_eq!(problems("{payload: required}", none), ["payload: the template requires one"]);
-        let payload = dispatch(&[], Some(b"x"), None);
-        for declared in ["{payload: forbidden}", "null"] {
-            assert_eq!(problems(declared, payload.clone()), ["payload: the template takes none"]);
-        }
-        let large = dispatch(&[], Some(&[0; LARGEST_PAYLOAD + 1]), None);
-        assert_eq!(problems("{}", large), ["payload: it has 16385 bytes: at most 16384"]);
-        let long = "x".repeat(LARGEST_META);
-        let large = dispatch(&[("input", &long)], None, None);
-        assert_eq!(problems(DECLARED, large), ["meta: it has 16389 bytes in all: at most 16384"]);
-        let nul = dispatch(&[("input", "a\0")], None, None);
-        assert_eq!(problems(DECLARED, nul), ["meta.input: a variable holds no NUL"]);
-        assert_eq!(problems("null", dispatch(&[], None, Some(""))), ["token: it has 0 bytes"]);
-    }
-
-    #[test]
-    fn problems_of_the_stanza_are_named_by_path() {
-        let paths = |declared: &str| -> Vec<String> {
-            let found = template::check(&id(), &template(declared)).err().unwrap_or_default();
-            found.into_iter().map(|error| error.path).collect()
-        };
-        assert_eq!(paths(DECLARED), [""; 0]);
-        assert_eq!(paths("{payload: never}"), ["spec.parameterized.payload"]);
-        assert_eq!(paths("{meta: [a]}"), ["spec.parameterized.meta"]);
-        assert_eq!(paths("{metaRequired: [1]}"), ["spec.parameterized.metaRequired[0]"]);
-        assert_eq!(paths("{metaRequired: [a b]}"), ["spec.parameterized.metaRequired[0]"]);
-        assert_eq!(
-            paths("{metaRequired: [a-b], metaOptional: [A.B]}"),
-            ["spec.parameterized.metaOptional[0]"]
-        );
-    }
 }

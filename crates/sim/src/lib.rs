@@ -10,6 +10,7 @@
 //! | `network.rs`, `faults.rs` | the network between a process and Consul, and its faults |
 //! | `version_skew.rs` | a farm of a newer version beside the others |
 //! | `scheduler.rs`, `workload/` | schedulers that misbehave; users |
+//! | `fleet.rs` | names of the nodes, their devices, kinds of jobs that ask for cells |
 //! | `nodes/` | nodes: a stand-in for the agent, or the real agent over a machine in virtual time |
 //! | `checker.rs`, `facts.rs`, `model/` | sees every applied write and keeps the trace; the store, decoded |
 //! | `checks/`, `liveness/` | the table of invariants: what must never happen, and what must have come about in the end |
@@ -28,6 +29,7 @@ mod checks;
 mod facts;
 mod farms;
 mod faults;
+mod fleet;
 mod liveness;
 mod mix;
 mod model;

@@ -7,9 +7,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::checker::Checker;
 use crate::farms::Farms;
+use crate::fleet::node;
 use crate::liveness;
 use crate::mix::Mix;
-use crate::nodes::{Nodes, node};
+use crate::nodes::Nodes;
 use crate::reached::{self, Occasion, met, met_if};
 use crate::report::{Options, SimReport};
 use crate::rng::SimRng;

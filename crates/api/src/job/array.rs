@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::status::by_index;
+use super::by_index;
 use crate::InvalidText;
 use crate::pod_group::spec::MOST_MEMBERS;
 use crate::slots::Slots;

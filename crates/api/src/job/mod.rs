@@ -2,6 +2,7 @@
 //! none here; see `rcfarm::job`.
 
 pub mod array;
+mod by_index;
 pub mod identity;
 pub mod phase;
 pub mod spec;

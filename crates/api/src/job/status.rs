@@ -12,7 +12,6 @@ mod tests;
 
 pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_condition, shown};
 pub use failures::{MOST_FAILURES, MemberFailure};
-pub(super) use memory::by_index;
 pub use memory::{Slots, TaskMemory};
 
 use std::collections::BTreeMap;

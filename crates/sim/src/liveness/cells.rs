@@ -1,7 +1,7 @@
 //! Liveness of jobs that ask for cells (45, 46).
 
+use crate::fleet::{asks_for_cells, is_of};
 use crate::model::JobModel;
-use crate::workload::cells::{is_asked_by, is_of};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::phase::JobPhase;
 
@@ -29,8 +29,10 @@ pub fn unsettled(model: &JobModel) -> Option<(u32, String)> {
 
 /// 46: every guaranteed job has been placed, and ended.
 fn guaranteed(model: &JobModel) -> Option<(u32, String)> {
-    let mut all =
-        model.jobs.keys().filter(|id| is_asked_by(id) && !is_of(id, "hog") && !is_of(id, "lent"));
+    let mut all = model
+        .jobs
+        .keys()
+        .filter(|id| asks_for_cells(id) && !is_of(id, "hog") && !is_of(id, "lent"));
     all.find_map(|id| {
         let (uid, _) = model.spec(id)?;
         let status = model.statuses.get(id).filter(|status| status.uid == uid);

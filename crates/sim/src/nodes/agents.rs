@@ -9,11 +9,12 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::capacity;
 use super::machine::SimMachine;
-use super::{capacity, node};
 use crate::checker::Checker;
 use crate::facts::SimActor;
 use crate::faults::NetworkFaults;
+use crate::fleet::node;
 use crate::mix::Mix;
 use crate::network::{Link, Network};
 use crate::rng::SimRng;

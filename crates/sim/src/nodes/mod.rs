@@ -22,10 +22,10 @@ use tokio::time::Instant;
 
 use crate::checker::Checker;
 use crate::facts::SimActor;
+use crate::fleet::{DEVICES, node};
 use crate::mix::Mix;
 use crate::rng::SimRng;
 use crate::schedule::Setup;
-use crate::workload::cells::DEVICES;
 pub use agents::Agents;
 use process::{NodeProcess, ProcessFate, Run};
 use rcfarm::job::manifest::PodIdentity;
@@ -44,11 +44,6 @@ use rcfarm_store::{Behavior, DeleteMode, Key, NewSession, Op, PutMode, Query, Re
 const MOMENT: Duration = Duration::from_millis(200);
 /// Longest time that a process takes to stop.
 const SLOWEST_STOP: Duration = Duration::from_secs(4);
-
-#[must_use]
-pub fn node(n: usize) -> NodeName {
-    format!("n{n}").parse().expect("a node's name")
-}
 
 /// What a node's agent says that it has.
 fn capacity(mix: Mix, node: &NodeName) -> ResourceList {

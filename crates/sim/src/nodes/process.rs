@@ -6,8 +6,8 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::fleet::asks_for_cells;
 use crate::rng::SimRng;
-use crate::workload::cells;
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm_api::Timestamp;
 use rcfarm_api::content_hash;
@@ -62,7 +62,7 @@ impl ProcessFate {
         let (doomed, endless) = (name.starts_with("doomed"), name.starts_with("endless"));
         let endless = endless || name.starts_with("hog");
         // They hold cells for long enough to be in the way of others.
-        let runs = if cells::is_asked_by(&identity.job) { runs * 3 } else { runs };
+        let runs = if asks_for_cells(&identity.job) { runs * 3 } else { runs };
         if endless || name.starts_with("mpi") && identity.slot.task == "Worker" {
             return ProcessFate { runs: None, code: 0 };
         }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::action::JobAction;
 use super::builder::ScheduleBuilder;
-use crate::workload::cells::{CONFIGS, KINDS};
+use crate::fleet::CELL_JOBS;
+use crate::workload::cells::CONFIGS;
 use rcfarm_api::key;
 use rcfarm_store::Prefix;
 
@@ -23,9 +24,9 @@ impl ScheduleBuilder {
         let mut jobs = Vec::new();
         for n in 0..count {
             let kinds: &[&str] = match n {
-                0 | 1 => &KINDS[..2],
+                0 | 1 => &CELL_JOBS[..2],
                 _ if self.rng.permille(150) => &PLAIN,
-                _ => &KINDS,
+                _ => &CELL_JOBS,
             };
             let kind = *self.rng.pick(kinds);
             let (least, most) = if n < 2 { (1, 5) } else { (4, 40) };

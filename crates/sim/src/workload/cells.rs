@@ -3,29 +3,12 @@
 use serde_json::{Value, json};
 
 use super::users::Workload;
-use crate::nodes::node;
-use rcfarm_api::ids::Namespaced;
+use crate::fleet::node;
 use rcfarm_api::key;
 
-/// Kinds of jobs that ask for cells, opportunistic ones first. `hog` runs until it is stopped.
-pub const KINDS: [&str; 6] = ["hog", "lent", "own", "high", "lazy", "pin"];
 /// Number of configurations; the first one is the one of the beginning and the end.
 pub const CONFIGS: usize = 4;
-/// Devices of a node.
-pub const DEVICES: u32 = 4;
 const ANNOTATION: &str = "hivedscheduler.microsoft.com/pod-scheduling-spec";
-
-/// Whether a job asks for cells.
-#[must_use]
-pub fn is_asked_by(id: &Namespaced) -> bool {
-    KINDS.iter().any(|kind| is_of(id, kind))
-}
-
-/// Whether a job is of a kind.
-#[must_use]
-pub fn is_of(id: &Namespaced, kind: &str) -> bool {
-    id.name.as_str().split_once('-').is_some_and(|(word, _)| word == kind)
-}
 
 /// A configuration: two racks of two nodes each. The second to last lacks a virtual cluster, the last is not valid.
 fn config(n: usize) -> Value {

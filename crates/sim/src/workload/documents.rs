@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::cells;
+use crate::fleet::CELL_JOBS;
 use rcfarm_api::ids::{Namespaced, PodId, RcId};
 use rcfarm_api::rc::spec::RcRecord;
 
@@ -79,7 +80,7 @@ fn member(replicas: u32, restart: &str, container: &str) -> Value {
 /// The document of a job.
 #[must_use]
 pub fn document(kind: &str, n: usize) -> Value {
-    if cells::KINDS.contains(&kind) {
+    if CELL_JOBS.contains(&kind) {
         return cells::document(kind, n);
     }
     let queue = ["strict", "loose", "default"][n % 3];
