@@ -9,11 +9,14 @@
 //! | [`replication`] | replication controllers |
 //! | [`job`] | jobs: documents, plans, controller |
 //! | [`cron`] | CronJobs: jobs by a schedule |
+//! | [`flow`] | JobFlows: jobs in an order; JobTemplates, dispatch |
 //! | [`batch`] | queues, PodGroups, admission, gang placement |
 //! | [`http`] | health, readiness, metrics and status of a daemon |
+//! | [`telemetry`] | log lines of a daemon |
 //! | [`cli`] | the commands; the only code that prints |
 //!
-//! It depends on the crates `rcfarm-node`, `rcfarm-consul`, `rcfarm-emulator`, `rcfarm-store` and `rcfarm-api`.
+//! It depends on the crates `rcfarm-node`, `rcfarm-consul`, `rcfarm-emulator`, `rcfarm-store`, `rcfarm-cells` (placement
+//! in cells, pure) and `rcfarm-api`.
 //! Overview: `docs/architecture.md`.
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! CronJobs: jobs that are made by a schedule, with the semantics of Kubernetes and the documents of Volcano.
 //!
-//! Keys read: `rcfarm/cron_jobs/`, and of the jobs that it made `rcfarm/jobs/<ns>/<name>` and their statuses. Keys
-//! written: `rcfarm/cron_job_status/`, `rcfarm/jobs/`, `lock/rcfarm/cron_jobs/`. Users write the records; farms of jobs
-//! ring `rcfarm/bell/cron/<ns>/<name>` when a job of the CronJob changes its phase or is deleted.
+//! Keys read: `rcfarm/cron_jobs/`, and of the jobs that it made `rcfarm/jobs/<ns>/<name>` and their statuses.
+//! Keys written: `rcfarm/cron_job_status/`, `rcfarm/jobs/`, `lock/rcfarm/cron_jobs/`. Users write the records; farms of
+//! jobs ring `rcfarm/bell/cron/<ns>/<name>` when a job of the CronJob changes its phase or is deleted.
 //!
 //! A job is created in the transaction that lists it in the status, with a name that is made from its scheduled time. So
 //! a crash between two transactions leaves a run that is either listed and made, or neither, and no run is made twice.

@@ -2,8 +2,8 @@
 //! Volcano (`volcano.md` §1.5).
 //!
 //! Keys read: `rcfarm/job_flows/`, `rcfarm/job_templates/`, of the jobs that it made `rcfarm/jobs/<ns>/<name>` and their
-//! statuses, and for probes `rcfarm/pod_group_status/` and `rcfarm/nodes/`. Keys written: `rcfarm/job_flow_status/`,
-//! `rcfarm/jobs/`, `rcfarm/commands/`, `lock/rcfarm/job_flows/`. Users write flows and templates; farms of jobs ring
+//! statuses, and for probes `rcfarm/pod_group_status/` and `rcfarm/nodes/`.
+//! Keys written: `rcfarm/job_flow_status/`, `rcfarm/jobs/`, `rcfarm/commands/`, `lock/rcfarm/job_flows/`. Users write flows and templates; farms of jobs ring
 //! `rcfarm/bell/flow/<ns>/<name>` when a job of the flow changes its phase or is deleted.
 //!
 //! A job is created in the transaction that lists it in the status, with a name that is made from its step. So a crash

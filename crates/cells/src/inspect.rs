@@ -1,4 +1,4 @@
-//! What can be seen from outside. The names of fields are those of the reference's JSON, hived.md §1.5.
+//! What can be seen from outside. The names of fields are those of the reference's JSON, `hived.md` §1.5.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What must hold after every change: I1 to I10 of the reference's facts, §3.10.
+//! What must hold after every change: I1 to I10 of the reference, `hived.md` §3.10.
 
 use std::collections::BTreeSet;
 

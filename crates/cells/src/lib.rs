@@ -31,7 +31,7 @@
 //!
 //! # Differences from the reference
 //!
-//! Numbers are those of its defects in the project's facts about HiveD, §7.4.
+//! Numbers are those of its defects, `hived.md` §7.4. All differences: `docs/reference/differences-hived.md`.
 //!
 //! | | here |
 //! |---|---|

@@ -319,7 +319,9 @@ fn every_citation_leads_to_a_section() {
     sources.extend(files(&root().join("examples"), "rs"));
     let comments: String = sources.iter().map(|path| comments(&read(path)) + "\n").collect();
     let (mut count, mut missing) = (0, Vec::new());
-    for name in ["consul-semantics.md", "p2.md", "volcano.md", "kubeflow.md", "peers.md"] {
+    for name in
+        ["consul-semantics.md", "p2.md", "volcano.md", "kubeflow.md", "hived.md", "peers.md"]
+    {
         let text = page(&format!("reference/{name}"));
         for cited in citations(&comments, &format!("`{name}")) {
             count += 1;

@@ -58,7 +58,7 @@ fn the_reference_s_examples_are_accepted_unchanged() {
     assert_eq!(nothing.nodes().count(), 0);
 }
 
-/// hived.md §1.1: full addresses, default segments, device numbers in the order of the configuration.
+/// `hived.md` §1.1: full addresses, default segments, device numbers in the order of the configuration.
 #[test]
 fn addresses_are_inferred() {
     let model = model(DESIGN).expect("it is legal");

@@ -1,4 +1,4 @@
-//! What requests are read as, and what is refused: hived.md §5.1, in its order.
+//! What requests are read as, and what is refused: `hived.md` §5.1, in its order.
 
 use super::*;
 use crate::CellConfig;

@@ -1,5 +1,5 @@
-//! Vectors of the mini cluster, observed on the reference: hived.md §4.2. `m…` and `p…` are its numbers, `n…` and `b…`
-//! those of its defects in §7.4.
+//! Vectors of the mini cluster, observed on the reference: `hived.md` §4.2. `m…` and `p…` are its numbers, `b…` those of
+//! its defects in `hived.md` §7.4.
 
 use rcfarm_cells::AffinityGroupState::{Allocated, BeingPreempted, Preempting};
 
@@ -390,7 +390,7 @@ fn b3_doomed_cells_survive_healing() {
     assert_eq!(world.schedule("a1", &one("A", "a1", 1)), bind("n2", [0]));
 }
 
-/// What the reference waits for with an empty reason, §5.1.
+/// What the reference waits for with an empty reason, `hived.md` §5.1.
 #[test]
 fn waits_always_say_why() {
     let text = MINI.replace("virtualClusters:", "virtualClusters:\n  C: {}");

@@ -23,8 +23,8 @@ fn on_all(world: &mut World, pod: &str, spec: &Spec) -> Outcome {
 }
 
 /// Amended: pod8 gets 1.0.0.1 in place of 1.0.0.0, pod24 0.0.0.0 and pod25 0.0.0.1 in place of the reverse. There the
-/// reference takes the order in which its free lists were permuted while nodes became healthy (reference, hived.md §4.6);
-/// here it is the order of the configuration.
+/// reference takes the order in which its free lists were permuted while nodes became healthy (`hived.md` §4.6); here it
+/// is the order of the configuration.
 pub fn t1_pods(world: &mut World) {
     let group5 = || pinned(1, "group5", &[(2, 16)]).lazy();
     let group9 = |leaves| spec("VC2", 1, "", leaves, "group9", &[(1, 7), (1, 5)]).lazy();

@@ -1,4 +1,4 @@
-//! The reference's file cases of version 2: hived.md §4.4.
+//! The reference's file cases of version 2: `hived.md` §4.4.
 
 use rcfarm_cells::request::{
     PodGroupMemberCellSpec, PodGroupMemberSpec, PodGroupSchedulingSpec, PodRootGroupSpec,
