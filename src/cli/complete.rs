@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::context::CommandContext;
 use super::failure::CliExit;
-use super::rc::find::Found;
+use super::rc::find::FoundRc;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, QueueName, RcId};
 use rcfarm_api::key;
 use rcfarm_store::Prefix;
@@ -181,14 +181,14 @@ fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
 /// Ids of the pods of controllers; where two have the same, the ids of the controllers.
 async fn controllers(context: &CommandContext) -> anyhow::Result<BTreeSet<String>> {
     let entries = context.list(&key::rcs()).await?;
-    let found: Vec<Found> = entries
+    let found: Vec<FoundRc> = entries
         .into_iter()
-        .filter_map(|entry| Some(Found::of(key::rcs().tail(&entry.key)?.parse().ok()?, entry)))
+        .filter_map(|entry| Some(FoundRc::of(key::rcs().tail(&entry.key)?.parse().ok()?, entry)))
         .collect();
     let count = |name: &str| {
         found.iter().filter(|one| one.pod_id().is_some_and(|pod| pod.as_str() == name)).count()
     };
-    let name = |one: &Found| match one.pod_id() {
+    let name = |one: &FoundRc| match one.pod_id() {
         Some(pod) if count(pod.as_str()) == 1 => pod.to_string(),
         _ => one.id.to_string(),
     };

@@ -298,7 +298,7 @@ async fn make_objects(
     }
     apply::apply_described(context, files, described).await?;
     let (found, _) = find::all(context).await?;
-    let created = |rc: &find::Found| Some((rc.id, rc.pod_id()?.to_string(), rc.desired()?));
+    let created = |rc: &find::FoundRc| Some((rc.id, rc.pod_id()?.to_string(), rc.desired()?));
     Ok(found.iter().filter_map(created).collect())
 }
 

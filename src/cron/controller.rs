@@ -145,7 +145,8 @@ impl CronController {
         let (mut runs, mut jobs) = (Vec::new(), ReadJobs::new());
         for run in listed {
             let Some(job) =
-                owner::look(self.record.ctx.reader.as_ref(), &self.record.job(&run.name)).await?
+                owner::read_job(self.record.ctx.reader.as_ref(), &self.record.job(&run.name))
+                    .await?
             else {
                 continue;
             };
@@ -238,7 +239,7 @@ impl CronController {
                     && !refused.shared.is_empty()
                 {
                     let found =
-                        owner::look(self.record.ctx.reader.as_ref(), &self.record.job(name))
+                        owner::read_job(self.record.ctx.reader.as_ref(), &self.record.job(name))
                             .await?;
                     let named = found.map(|job| self.is_own(&job, record.created));
                     self.named = named.map(|is_own| NamedJob { at: *at, is_own });

@@ -24,11 +24,11 @@ const CHECK_EVERY: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct ExpectedStatus {
     key: Key,
-    known: Mutex<Known>,
+    known: Mutex<StatusCheckState>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Known {
+struct StatusCheckState {
     /// ModifyIndex; 0: no status.
     index: Index,
     /// When it was read or written; `None`: not yet, or it is being written.
@@ -38,13 +38,13 @@ struct Known {
 }
 
 impl ExpectedStatus {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, StatusCheckState> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the owner has read or written the status at this index.
     pub(super) fn set(&self, index: Index) {
-        *self.lock() = Known { index, since: Some(monotonic()), differs: false };
+        *self.lock() = StatusCheckState { index, since: Some(monotonic()), differs: false };
     }
 
     /// Notes that the owner sends a write of the status. Nothing is compared until the owner knows its result.

@@ -192,7 +192,7 @@ impl FlowController {
             let status = match uid {
                 Index::ZERO => None,
                 uid => {
-                    owner::look_at_status(
+                    owner::read_job_status(
                         self.record.ctx.reader.as_ref(),
                         &self.record.job(&name),
                         uid,
@@ -225,7 +225,7 @@ impl FlowController {
     ) -> Result<(ObservedJobs, ReadJobs), StoreError> {
         let look = |name: ObjectName| async move {
             let found =
-                owner::look(self.record.ctx.reader.as_ref(), &self.record.job(&name)).await?;
+                owner::read_job(self.record.ctx.reader.as_ref(), &self.record.job(&name)).await?;
             Ok::<_, StoreError>((name, found))
         };
         let found: Vec<_> =

@@ -1,4 +1,4 @@
-//! Jobs that wait for others, by the annotation `rcfarm/depends-on`. Pure, but for [`look`].
+//! Jobs that wait for others, by the annotation `rcfarm/depends-on`. Pure, but for [`read_unmet`].
 //!
 //! A job that waits has its record alone: no status, no PodGroup. What others have become is read before the first
 //! status is written. After that the annotation has no effect. The job is looked at again when the status of a PodGroup
@@ -145,14 +145,14 @@ impl JobDependency {
 ///
 /// # Errors
 /// Any [`StoreError`].
-pub async fn look(
+pub async fn read_unmet(
     reader: &dyn Reader,
     id: &Namespaced,
     dependencies: &[JobDependency],
 ) -> Result<Vec<Unmet>, StoreError> {
     let mut unmet = Vec::new();
     for dependency in dependencies {
-        let state = match owner::look(reader, &dependency.job(id)).await? {
+        let state = match owner::read_job(reader, &dependency.job(id)).await? {
             None => TargetState::Missing,
             Some(job) => match job.phase() {
                 Some((phase, _)) if phase.is_final() => TargetState::Ended(phase),

@@ -1,4 +1,4 @@
-//! Jobs that another record makes and owns, such as a CronJob. Pure, but for [`look`] and [`look_at_status`].
+//! Jobs that another record makes and owns, such as a CronJob. Pure, but for [`read_job`] and [`read_job_status`].
 //!
 //! The owner stands in the job's `metadata.ownerReferences`, as in Kubernetes. The job's farm rings the owner's doorbell
 //! in the transaction that changes the job's phase or deletes its record. The owner reads the job then; it watches no
@@ -112,11 +112,14 @@ impl OwnedJob {
 ///
 /// # Errors
 /// Any [`StoreError`].
-pub async fn look(reader: &dyn Reader, id: &Namespaced) -> Result<Option<OwnedJob>, StoreError> {
+pub async fn read_job(
+    reader: &dyn Reader,
+    id: &Namespaced,
+) -> Result<Option<OwnedJob>, StoreError> {
     let Some(entry) = reader.get(&key::job(id), Query::CONSISTENT).await?.value else {
         return Ok(None);
     };
-    let status = look_at_status(reader, id, entry.create_index).await?;
+    let status = read_job_status(reader, id, entry.create_index).await?;
     let document = serde_json::from_slice(&entry.value).unwrap_or_default();
     Ok(Some(OwnedJob { entry, document, status }))
 }
@@ -125,7 +128,7 @@ pub async fn look(reader: &dyn Reader, id: &Namespaced) -> Result<Option<OwnedJo
 ///
 /// # Errors
 /// Any [`StoreError`].
-pub async fn look_at_status(
+pub async fn read_job_status(
     reader: &dyn Reader,
     id: &Namespaced,
     uid: Index,

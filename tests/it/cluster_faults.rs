@@ -13,7 +13,7 @@ use rcfarm_store::{Entry, Index};
 use uuid::Uuid;
 
 use crate::faults::history::History;
-use crate::faults::load::{Effect, Told, Write};
+use crate::faults::load::{Effect, Write, WriteAnswer};
 use crate::faults::verdict::{Rest, judge};
 use crate::faults::{Floors, Run};
 
@@ -153,7 +153,7 @@ fn scene() -> Scene {
         what: "create",
         audit: Uuid::from_u128(1),
         effects: vec![effect],
-        told: Told::Applied(Index(10)),
+        told: WriteAnswer::Applied(Index(10)),
     };
     let rest = Rest {
         of_users: vec![entry(key::rc(id()).as_str(), value, 10, None)],
@@ -188,7 +188,7 @@ fn a_wrong_history_is_found_out() {
         change(&mut wrong);
         scene.rest.audit[1] = logged(2, 14, &Details::Retarget(wrong));
     }
-    fn another_write(scene: &mut Scene, base: u64, told: Told) {
+    fn another_write(scene: &mut Scene, base: u64, told: WriteAnswer) {
         let value = record(1, true).encode();
         let effect = Effect { key: key::rc(id()), base: Index(base), value: Some(value.clone()) };
         let audit = Uuid::from_u128(3);
@@ -206,16 +206,16 @@ fn a_wrong_history_is_found_out() {
             s.history.saw_lock(&lock, Index(15));
         }),
         ("acknowledged at 10, the log has it at None", |s| drop(s.rest.audit.remove(0))),
-        ("acknowledged at 9", |s| s.writes[0].told = Told::Applied(Index(9))),
-        ("was said not to be applied (Refused)", |s| s.writes[0].told = Told::Refused),
-        ("was said not to be applied (NotApplied)", |s| s.writes[0].told = Told::NotApplied),
-        ("replaced 9, but 10 stood there", |s| another_write(s, 9, Told::Unknown)),
-        ("changed while disabled", |s| another_write(s, 10, Told::Applied(Index(12)))),
+        ("acknowledged at 9", |s| s.writes[0].told = WriteAnswer::Applied(Index(9))),
+        ("was said not to be applied (Refused)", |s| s.writes[0].told = WriteAnswer::Refused),
+        ("was said not to be applied (NotApplied)", |s| s.writes[0].told = WriteAnswer::NotApplied),
+        ("replaced 9, but 10 stood there", |s| another_write(s, 9, WriteAnswer::Unknown)),
+        ("changed while disabled", |s| another_write(s, 10, WriteAnswer::Applied(Index(12)))),
         ("users last wrote", |s| s.rest.of_users[0].modify_index = Index(15)),
         ("users last wrote None", |s| s.rest.of_users.push(entry("labels/node/x", "{}", 3, None))),
         ("changed without a record", |s| {
             s.rest.audit[0].index = Index(15);
-            s.writes[0].told = Told::Applied(Index(15));
+            s.writes[0].told = WriteAnswer::Applied(Index(15));
         }),
         ("for 3 pods, asked were 1", |s| retargeted(s, |d| d.desired_after = 3)),
         ("2 pods, asked were 1", |s| retargeted(s, |d| d.count = 2)),

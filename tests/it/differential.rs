@@ -84,7 +84,7 @@ enum Verb {
 
 /// A comparable answer; indexes are listed separately.
 #[derive(Debug, Default)]
-struct Seen {
+struct StoreAnswer {
     text: String,
     indexes: Vec<u64>,
 }
@@ -285,7 +285,7 @@ impl Run {
 }
 
 impl Side {
-    async fn take(&mut self, step: &Step) -> Seen {
+    async fn take(&mut self, step: &Step) -> StoreAnswer {
         match step {
             Step::Put { key, value, flags, mode } => {
                 let mode = match mode {
@@ -312,7 +312,7 @@ impl Side {
             }
             Step::Keys(prefix, separator, how) => {
                 let keys = self.store.keys(&self.prefix(prefix), *separator, self.query(how)).await;
-                let mut seen = Seen::default();
+                let mut seen = StoreAnswer::default();
                 match keys {
                     Ok(answer) => {
                         seen.text = format!("{:?}", answer.value);
@@ -331,7 +331,7 @@ impl Side {
                     NewSession { name: "s".into(), behavior: *behavior, ..NewSession::default() };
                 let created = self.store.create_session(&new).await.unwrap();
                 self.sessions.push(created);
-                Seen::default()
+                StoreAnswer::default()
             }
             Step::DestroySession(n) => {
                 self.plain(self.store.destroy_session(&self.session(*n)).await)
@@ -417,11 +417,11 @@ impl Side {
         masked
     }
 
-    fn plain<T: std::fmt::Debug>(&self, result: Result<T, StoreError>) -> Seen {
-        Seen { text: self.masked(&format!("{result:?}")), indexes: Vec::new() }
+    fn plain<T: std::fmt::Debug>(&self, result: Result<T, StoreError>) -> StoreAnswer {
+        StoreAnswer { text: self.masked(&format!("{result:?}")), indexes: Vec::new() }
     }
 
-    fn entry(&self, entry: &Entry, seen: &mut Seen) {
+    fn entry(&self, entry: &Entry, seen: &mut StoreAnswer) {
         let session = entry.session.as_ref();
         let session = session.and_then(|id| self.sessions.iter().position(|known| known == id));
         let Entry { key, value, flags, lock_index, create_index, modify_index, .. } = entry;
@@ -429,8 +429,8 @@ impl Side {
         seen.indexes.extend([create_index.0, modify_index.0]);
     }
 
-    fn entries(&self, result: Result<Answer<Vec<Entry>>, StoreError>) -> Seen {
-        let mut seen = Seen::default();
+    fn entries(&self, result: Result<Answer<Vec<Entry>>, StoreError>) -> StoreAnswer {
+        let mut seen = StoreAnswer::default();
         match result {
             Ok(answer) => {
                 answer.value.iter().for_each(|entry| self.entry(entry, &mut seen));
@@ -441,8 +441,8 @@ impl Side {
         seen
     }
 
-    fn outcome(&self, result: Result<TxnOutcome, StoreError>) -> Seen {
-        let mut seen = Seen::default();
+    fn outcome(&self, result: Result<TxnOutcome, StoreError>) -> StoreAnswer {
+        let mut seen = StoreAnswer::default();
         match result {
             Ok(TxnOutcome::Committed { index, entries }) => {
                 entries.iter().for_each(|entry| self.entry(entry, &mut seen));
@@ -460,8 +460,8 @@ impl Side {
         seen
     }
 
-    fn infos(&self, result: Result<Answer<Vec<SessionInfo>>, StoreError>) -> Seen {
-        let mut seen = Seen::default();
+    fn infos(&self, result: Result<Answer<Vec<SessionInfo>>, StoreError>) -> StoreAnswer {
+        let mut seen = StoreAnswer::default();
         match result {
             Ok(answer) => {
                 let known = |id| self.sessions.iter().position(|known| known == id);

@@ -116,12 +116,12 @@ impl<'a> Pass<'a, '_> {
         for (node, room) in self.seen.fleet.node_capacities.iter() {
             for (pod, allocation) in &room.allocated.pods {
                 let group = allocation.owner.group();
-                let is_leak = |id: &GroupId| {
+                let is_orphaned = |id: &GroupId| {
                     !self.is_set_aside(id)
                         && !self.seen.statuses.contains_key(id)
                         && !self.seen.unreadable.contains(id)
                 };
-                let Some(id) = group.filter(is_leak) else { continue };
+                let Some(id) = group.filter(is_orphaned) else { continue };
                 let (node, pod, want) = (node.clone(), pod.clone(), allocation.resources());
                 let port = allocation.port;
                 let devices = BTreeSet::new();

@@ -26,17 +26,17 @@ pub(super) struct WaitingGroup {
 
 /// What the groups of a shape ask for.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct ShapeRequest {
     pub(super) queue: QueueName,
     pub(super) asked: Asked,
 }
 
 #[derive(Debug)]
 pub(super) struct Shape {
-    pub(super) request: Arc<Request>,
+    pub(super) request: Arc<ShapeRequest>,
     /// Number of the state of a pass that `answer` is of.
     pub(super) state: u64,
-    pub(super) answer: Answer,
+    pub(super) answer: ShapeAnswer,
     /// Version of the nodes and pass in which it was found to have no room, and why.
     pub(super) no_room: Option<(IndexVersion, u64, PodGroupReason)>,
     /// Version of the emptied nodes, and whether it fits on them.
@@ -44,7 +44,7 @@ pub(super) struct Shape {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Answer {
+pub(super) struct ShapeAnswer {
     /// Why groups of the shape wait; `None`: they are examined one by one.
     pub(super) reason: Option<PodGroupReason>,
     /// Whether the queue's list of waiting groups is complete.
@@ -75,8 +75,8 @@ impl Shapes {
         let name = (asked.gang.tasks.len() > 1).then(|| id.clone());
         let key = (queue.clone(), asked.gang.tasks.clone(), name);
         *self.places.entry(key).or_insert_with(|| {
-            let request = Arc::new(Request { queue: queue.clone(), asked });
-            let (answer, no_room, fits_empty) = (Answer::default(), None, None);
+            let request = Arc::new(ShapeRequest { queue: queue.clone(), asked });
+            let (answer, no_room, fits_empty) = (ShapeAnswer::default(), None, None);
             self.all.push(Shape { request, state: 0, answer, no_room, fits_empty });
             self.all.len() - 1
         })

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::shapes::{Answer, Rank, Request, WaitingGroup};
+use super::shapes::{Rank, ShapeAnswer, ShapeRequest, WaitingGroup};
 use super::{Asked, Candidate, GroupStatuses, Pass, missing_class};
 use crate::batch::queues::Queues;
 use crate::cluster::queues::StoredGroups;
@@ -100,18 +100,18 @@ impl<'a> Pass<'a, '_> {
         self.plan.waiting.get(queue).is_some_and(|listed| listed.len() >= WAITING_LISTED)
     }
 
-    fn answer(&mut self, at: usize) -> Answer {
+    fn answer(&mut self, at: usize) -> ShapeAnswer {
         let request = self.memory.known.shapes.all[at].request.clone();
         let reason = self.reason_to_wait(at, &request);
-        let answer = Answer { reason, is_listed: self.is_listed(&request.queue) };
+        let answer = ShapeAnswer { reason, is_listed: self.is_listed(&request.queue) };
         let shapes = &mut self.memory.known.shapes;
         (shapes.all[at].state, shapes.all[at].answer) = (shapes.state, answer);
         answer
     }
 
     /// Reason why a group of a shape waits, if examining it would change nothing.
-    fn reason_to_wait(&mut self, at: usize, request: &Request) -> Option<PodGroupReason> {
-        let Request { queue, asked } = request;
+    fn reason_to_wait(&mut self, at: usize, request: &ShapeRequest) -> Option<PodGroupReason> {
+        let ShapeRequest { queue, asked } = request;
         if let Some((reason, _)) = self.seen.queues.refusal(queue) {
             return Some(reason);
         }

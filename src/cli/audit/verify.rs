@@ -119,7 +119,7 @@ pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> 
         }
         for orphaned in &orphaned_allocations {
             text.push_str(&format!(
-                "leak: {}: rcfarm rc orphans --remove\n",
+                "orphaned: {}: rcfarm rc orphans --remove\n",
                 allocations::describe(orphaned)
             ));
         }

@@ -47,7 +47,7 @@ impl MissingMember {
 }
 
 /// What is known of a job besides its record.
-struct Known<'a> {
+struct JobReading<'a> {
     job: &'a JobSpec,
     status: &'a JobStatus,
     /// The last pod of each member.
@@ -79,11 +79,11 @@ pub(super) async fn missing(
     let mut pods: Vec<&FoundPod> = pods.iter().filter(is_own).collect();
     pods.sort_by_key(|pod| attempt(pod));
     let pods = pods.into_iter().map(|pod| (&pod.identity.slot, pod)).collect();
-    let known = Known { job: &read.spec, status, pods, group, cluster: &cluster };
+    let known = JobReading { job: &read.spec, status, pods, group, cluster: &cluster };
     Ok(known.missing())
 }
 
-impl Known<'_> {
+impl JobReading<'_> {
     fn missing(&self) -> Vec<MissingMember> {
         let mut missing = Vec::new();
         for task in &self.job.tasks {

@@ -212,7 +212,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
     let unmet = match &found.status {
         None => {
             let all = dependencies::in_document(id, &found.document).unwrap_or_default();
-            dependencies::look(context.store.as_ref(), id, &all).await?
+            dependencies::read_unmet(context.store.as_ref(), id, &all).await?
         }
         Some(_) => Vec::new(),
     };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::snapshot::NodeSnapshot;
 use crate::cli::context::CommandContext;
 use crate::cli::output::{or_dash, table};
-use crate::cli::rc::find::{Found, title};
+use crate::cli::rc::find::{FoundRc, title};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId};
@@ -90,7 +90,7 @@ impl NodePod {
 }
 
 struct Controller {
-    found: Option<Found>,
+    found: Option<FoundRc>,
     status: Option<RcStatus>,
     is_owned: bool,
 }
@@ -178,7 +178,7 @@ async fn controllers(
         let status = read.remove(key::rc_status(id).as_str());
         let lock = read.remove(key::rc_lock(id).as_str());
         Controller {
-            found: read.remove(key::rc(id).as_str()).map(|entry| Found::of(id, entry)),
+            found: read.remove(key::rc(id).as_str()).map(|entry| FoundRc::of(id, entry)),
             status: status.and_then(|entry| RcStatus::decode(&entry.value).ok()),
             is_owned: lock.is_some_and(|entry| entry.session.is_some()),
         }
@@ -225,7 +225,7 @@ fn stays(
 }
 
 /// Why the controller has not moved the pod yet.
-fn why(node: &NodeSnapshot, found: &Found, controller: &Controller) -> Stay {
+fn why(node: &NodeSnapshot, found: &FoundRc, controller: &Controller) -> Stay {
     if !controller.is_owned {
         let message = format!("no farm owns {}: rcfarm rc explain {}", found.title(), found.id);
         return Stay::new("NoOwner", message);

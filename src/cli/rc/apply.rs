@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::create::{self, same_pod_notes};
-use super::find::{Found, all, title};
+use super::find::{FoundRc, all, title};
 use super::update::{RcEdit, apply as update};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
@@ -29,7 +29,7 @@ use rcfarm_node::spec::check_new;
 /// An entry of `replication_controllers`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields {
+struct RcFields {
     id: Option<RcId>,
     manifest: String,
     node_selector: String,
@@ -46,12 +46,12 @@ struct Fields {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
-    replication_controllers: Vec<Fields>,
+    replication_controllers: Vec<RcFields>,
 }
 
 pub(in crate::cli) struct DescribedRc {
     at: String,
-    fields: Fields,
+    fields: RcFields,
     manifest: Manifest,
     strategy: Option<RcStrategy>,
 }
@@ -66,7 +66,7 @@ impl DescribedRc {
             .collect()
     }
 
-    fn new(at: String, fields: Fields) -> anyhow::Result<DescribedRc> {
+    fn new(at: String, fields: RcFields) -> anyhow::Result<DescribedRc> {
         let manifest =
             Manifest::parse(&fields.manifest).with_context(|| format!("{at}.manifest"))?;
         check_new(&manifest).with_context(|| format!("{at}.manifest"))?;
@@ -98,7 +98,7 @@ impl DescribedRc {
     /// Values of the record's fields besides the manifest. Fields that the entry does not name stay as commands have
     /// made them.
     fn record_fields(&self) -> Vec<(&'static str, Value)> {
-        let Fields { node_selector, replicas, pod_labels, disabled, .. } = &self.fields;
+        let RcFields { node_selector, replicas, pod_labels, disabled, .. } = &self.fields;
         let mut fields =
             vec![("node_selector", json!(node_selector)), ("replicas_desired", json!(replicas))];
         fields.extend(pod_labels.as_ref().map(|labels| ("pod_labels", json!(labels))));
@@ -245,7 +245,10 @@ impl WantedObject for WantedRc {
 }
 
 /// The stored controller that an entry is about.
-fn named<'a>(stored: &'a [Found], described: &DescribedRc) -> anyhow::Result<Option<&'a Found>> {
+fn named<'a>(
+    stored: &'a [FoundRc],
+    described: &DescribedRc,
+) -> anyhow::Result<Option<&'a FoundRc>> {
     if let Some(id) = described.fields.id {
         return Ok(stored.iter().find(|found| found.id == id));
     }
@@ -261,7 +264,7 @@ fn named<'a>(stored: &'a [Found], described: &DescribedRc) -> anyhow::Result<Opt
 }
 
 /// Fields that `apply` changes.
-fn changes(found: &Found, described: &DescribedRc, labels: &Labels) -> Vec<FieldDifference> {
+fn changes(found: &FoundRc, described: &DescribedRc, labels: &Labels) -> Vec<FieldDifference> {
     let stored: Value = serde_json::from_slice(&found.entry.value).unwrap_or_default();
     let mut wanted = described.record_fields();
     wanted.push(("manifest", json!(described.fields.manifest)));

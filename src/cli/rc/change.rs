@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::find::{Found, find_to_change};
+use super::find::{FoundRc, find_to_change};
 use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -36,7 +36,7 @@ pub struct ScaleArgs {
 
 pub(super) struct RcChange {
     /// The record before the change.
-    pub(super) before: Found,
+    pub(super) before: FoundRc,
     /// The record's new ModifyIndex. `None`: nothing had to change.
     pub(super) index: Option<Index>,
 }
@@ -74,7 +74,7 @@ pub(super) async fn set_count(
     rc: &str,
     count: i64,
 ) -> anyhow::Result<RcChange> {
-    let details = |found: &Found| Details::ControllerScaled(about(context, found, Some(count)));
+    let details = |found: &FoundRc| Details::ControllerScaled(about(context, found, Some(count)));
     change(context, rc, "replicas_desired", &json!(count), details).await
 }
 
@@ -83,7 +83,7 @@ pub(super) async fn switch(
     rc: &str,
     disabled: bool,
 ) -> anyhow::Result<CliExit> {
-    let details = |found: &Found| {
+    let details = |found: &FoundRc| {
         let about = about(context, found, found.desired());
         if disabled {
             Details::ControllerDisabled(about)
@@ -107,7 +107,7 @@ pub(super) async fn switch(
 /// The audit details of a change of `found`.
 pub(super) fn about(
     context: &CommandContext,
-    found: &Found,
+    found: &FoundRc,
     after: Option<i64>,
 ) -> ControllerChange {
     ControllerChange {
@@ -142,7 +142,7 @@ async fn change(
     rc: &str,
     field: &'static str,
     to: &Value,
-    details: impl Fn(&Found) -> Details,
+    details: impl Fn(&FoundRc) -> Details,
 ) -> anyhow::Result<RcChange> {
     let attempt = async || {
         let found = find_to_change(context, rc).await?;
@@ -162,7 +162,7 @@ async fn change(
 ///
 /// All other fields stay, even unknown and invalid ones, so an invalid record can be corrected this way.
 pub(super) fn with_fields(
-    found: &Found,
+    found: &FoundRc,
     fields: &[(&'static str, Value)],
 ) -> anyhow::Result<Option<(Bytes, Vec<&'static str>)>> {
     let mut record = match serde_json::from_slice(&found.entry.value) {

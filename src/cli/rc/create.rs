@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::json;
 
-use super::find::{Found, all, title};
+use super::find::{FoundRc, all, title};
 use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -101,7 +101,7 @@ pub(super) async fn run(context: &CommandContext, args: RcCreateArgs) -> anyhow:
 /// pod of an id, so each takes places from the other.
 pub(super) async fn same_pod_notes(
     context: &CommandContext,
-    stored: &[Found],
+    stored: &[FoundRc],
     id: RcId,
     manifest: &Manifest,
     selector: &Selector,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::change::{about, set_count};
-use super::find::{Found, find, find_to_change};
+use super::find::{FoundRc, find, find_to_change};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{Progress, duration};
@@ -69,10 +69,10 @@ async fn pods_of(context: &CommandContext, id: RcId) -> anyhow::Result<Vec<PodRe
 /// Makes the owner farm remove all pods. Returns the record as it is then.
 async fn remove_pods(
     context: &CommandContext,
-    found: Found,
+    found: FoundRc,
     count: usize,
     timeout: Duration,
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<FoundRc> {
     let title = found.title();
     let refuse = |why: &str, hint: String| {
         Err(failure(format!("{title} has {count} pods, and {why}; nothing was changed"), hint))
@@ -134,7 +134,7 @@ async fn none_left(context: &CommandContext, id: RcId, timeout: Duration) -> any
 /// Only farms need the right to write statuses. If the user's token lacks it, the status stays.
 async fn delete_record(
     context: &CommandContext,
-    found: &Found,
+    found: &FoundRc,
     orphans: &[PodRef],
 ) -> anyhow::Result<()> {
     let orphans = orphans.iter().map(|place| place.node.clone()).collect();

@@ -11,15 +11,15 @@ use rcfarm_api::rc::spec::{RcRecord, RcSpec};
 use rcfarm_api::{FieldError, Stored, key};
 use rcfarm_store::Entry;
 
-pub(in crate::cli) struct Found {
+pub(in crate::cli) struct FoundRc {
     pub(in crate::cli) id: RcId,
     pub(in crate::cli) entry: Entry,
     pub(in crate::cli) record: Result<RcRecord, FieldError>,
 }
 
-impl Found {
-    pub(in crate::cli) fn of(id: RcId, entry: Entry) -> Found {
-        Found { id, record: RcRecord::decode(&entry.value), entry }
+impl FoundRc {
+    pub(in crate::cli) fn of(id: RcId, entry: Entry) -> FoundRc {
+        FoundRc { id, record: RcRecord::decode(&entry.value), entry }
     }
 
     /// The pod's id, if the manifest is valid.
@@ -69,12 +69,12 @@ pub(in crate::cli) fn short(id: RcId) -> String {
 /// All records, and keys among them that are no records.
 pub(in crate::cli) async fn all(
     context: &CommandContext,
-) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
+) -> anyhow::Result<(Vec<FoundRc>, Vec<String>)> {
     let entries = context.list(&key::rcs()).await?;
     let (mut found, mut strange) = (Vec::new(), Vec::new());
     for entry in entries {
         match key::rcs().tail(&entry.key).map(str::parse) {
-            Some(Ok(id)) => found.push(Found::of(id, entry)),
+            Some(Ok(id)) => found.push(FoundRc::of(id, entry)),
             _ => strange.push(entry.key),
         }
     }
@@ -82,19 +82,19 @@ pub(in crate::cli) async fn all(
 }
 
 /// The record that `text` names: an id, an unambiguous beginning of one, or a pod's id.
-pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow::Result<Found> {
+pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow::Result<FoundRc> {
     if let Ok(id) = text.parse::<RcId>() {
         let entry = context.get(&key::rc(id)).await.with_context(|| format!("cannot read {id}"))?;
-        return entry.map(|entry| Found::of(id, entry)).ok_or_else(|| none(text));
+        return entry.map(|entry| FoundRc::of(id, entry)).ok_or_else(|| none(text));
     }
     let (records, strange) = all(context).await?;
     let unreadable = strange.len() + records.iter().filter(|rc| rc.pod_id().is_none()).count();
-    let is_named = |found: &Found| {
+    let is_named = |found: &FoundRc| {
         let is_id =
             !text.is_empty() && found.id.to_string().starts_with(&text.to_ascii_lowercase());
         is_id || found.pod_id().is_some_and(|pod| pod.as_str() == text)
     };
-    let mut named: Vec<Found> = records.into_iter().filter(is_named).collect();
+    let mut named: Vec<FoundRc> = records.into_iter().filter(is_named).collect();
     match named.len() {
         0 if unreadable > 0 => Err(failure(
             format!("there is no replication controller {text:?} among the valid records"),
@@ -110,7 +110,7 @@ pub(in crate::cli) async fn find(context: &CommandContext, text: &str) -> anyhow
 pub(in crate::cli) async fn find_to_change(
     context: &CommandContext,
     text: &str,
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<FoundRc> {
     let found = find(context, text).await?;
     let is_pod = found.pod_id().is_some_and(|pod| pod.as_str() == text);
     if text.len() < SHORTEST_PREFIX && !is_pod {
@@ -129,7 +129,7 @@ fn none(text: &str) -> anyhow::Error {
     )
 }
 
-fn ambiguous(text: &str, named: &[Found]) -> anyhow::Error {
+fn ambiguous(text: &str, named: &[FoundRc]) -> anyhow::Error {
     let table = table(
         named,
         &[

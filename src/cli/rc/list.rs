@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::find::{Found, all, short};
+use super::find::{FoundRc, all, short};
 use super::foreign::{CountedPods, OTHER_FARM, count_pods, owned_elsewhere};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
@@ -130,7 +130,7 @@ async fn matching(
     Ok(labelled.filter(|(_, labels)| selector.matches(labels)).collect())
 }
 
-pub(super) fn row(found: &Found, status: Option<&RcStatus>) -> RcRow {
+pub(super) fn row(found: &FoundRc, status: Option<&RcStatus>) -> RcRow {
     let spec = found.spec();
     let record = found.record.as_ref().ok();
     let current = status.filter(|status| status.observed_index >= found.entry.modify_index);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::find::{Found, find};
+use super::find::{FoundRc, find};
 use super::snapshot::{AskedScheduler, RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -157,7 +157,7 @@ fn conditions(plan: &ReplicationPlan) -> Value {
 }
 
 fn plan_text(
-    found: &Found,
+    found: &FoundRc,
     seen: &RcSnapshot,
     spec: &RcSpec,
     plan: &ReplicationPlan,
@@ -281,7 +281,7 @@ pub(super) async fn explain(context: &CommandContext, rc: &str) -> anyhow::Resul
 }
 
 /// The first failed condition, or a summary.
-fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
+fn verdict(found: &FoundRc, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
     let (current, desired) = (seen.pods.len(), plan.replicas.desired);
     match plan.conditions.iter().find(|condition| !condition.status) {
         Some(condition) => format!("{}: {}", condition.reason, condition.message),
@@ -298,7 +298,7 @@ fn verdict(found: &Found, seen: &RcSnapshot, plan: &ReplicationPlan) -> String {
 }
 
 /// Owner of the record, or why there is none.
-async fn owner(context: &CommandContext, found: &Found) -> anyhow::Result<String> {
+async fn owner(context: &CommandContext, found: &FoundRc) -> anyhow::Result<String> {
     let lock = context.get(&key::rc_lock(found.id)).await?;
     let holder = lock.and_then(|entry| entry.session);
     let live = farm::live(context).await?;
@@ -331,7 +331,7 @@ fn not_claimed(LiveFarm { name, presence }: &LiveFarm, labels: &Labels) -> Strin
     }
 }
 
-fn status_words(context: &CommandContext, found: &Found, seen: &RcSnapshot) -> String {
+fn status_words(context: &CommandContext, found: &FoundRc, seen: &RcSnapshot) -> String {
     let Some(status) = &seen.status else {
         return "no farm has looked at it yet".to_owned();
     };

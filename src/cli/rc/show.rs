@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::find::{Found, find};
+use super::find::{FoundRc, find};
 use super::snapshot::{RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -119,7 +119,7 @@ struct Unhealthy {
 }
 
 /// Unhealthy pods with the reports of their nodes.
-async fn unhealthy(context: &CommandContext, found: &Found) -> anyhow::Result<Vec<Unhealthy>> {
+async fn unhealthy(context: &CommandContext, found: &FoundRc) -> anyhow::Result<Vec<Unhealthy>> {
     let seen = read_snapshot(context, found).await?;
     let is_well = |place: &PodRef, pod: &RcPod| {
         pod.health == Health::Passing && seen.readiness(&place.node) != NodeReadiness::Down

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::find::Found;
+use super::find::FoundRc;
 use crate::cli::context::CommandContext;
 use crate::cli::farm;
 use crate::cluster::intents::Intent;
@@ -100,7 +100,7 @@ async fn eligible(
 /// Reads the input for a controller.
 pub(super) async fn read_snapshot(
     context: &CommandContext,
-    found: &Found,
+    found: &FoundRc,
 ) -> anyhow::Result<RcSnapshot> {
     let store = &context.store;
     let prefixes = [

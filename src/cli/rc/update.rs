@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::change::{about, with_fields};
 use super::create::{check_manifest, read_manifest};
-use super::find::{Found, find_to_change};
+use super::find::{FoundRc, find_to_change};
 use super::wait;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
@@ -59,7 +59,7 @@ pub(in crate::cli) struct RcEdit {
 
 /// A record after a change.
 pub(in crate::cli) struct Updated {
-    pub(in crate::cli) before: Found,
+    pub(in crate::cli) before: FoundRc,
     /// ModifyIndex of the record.
     pub(in crate::cli) index: Index,
     /// Fields that were changed.
@@ -134,13 +134,13 @@ pub(in crate::cli) async fn apply(
     context.edit(format!("the record of {rc}"), attempt).await
 }
 
-fn unchanged(found: Found) -> Updated {
+fn unchanged(found: FoundRc) -> Updated {
     Updated { index: found.entry.modify_index, before: found, changed: Vec::new() }
 }
 
 async fn commit(
     context: &CommandContext,
-    found: &Found,
+    found: &FoundRc,
     ops: Vec<Op>,
     changed: &[&str],
     (desired, record): (Option<i64>, String),
@@ -156,7 +156,7 @@ async fn commit(
 /// `None`: they say so already.
 async fn relabelled(
     context: &CommandContext,
-    found: &Found,
+    found: &FoundRc,
     edit: &RcEdit,
 ) -> anyhow::Result<Option<Op>> {
     let mut wanted = edit.labels.clone();

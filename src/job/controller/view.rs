@@ -73,7 +73,8 @@ impl JobController {
         }
         self.caches.note_waiting(&self.id, dependencies);
         self.is_waiting = true;
-        let unmet = dependencies::look(self.ctx.reader.as_ref(), &self.id, dependencies).await?;
+        let unmet =
+            dependencies::read_unmet(self.ctx.reader.as_ref(), &self.id, dependencies).await?;
         if unmet.is_empty() {
             self.stop_waiting();
         }

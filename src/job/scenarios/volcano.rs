@@ -419,7 +419,7 @@ fn a_restart_of_a_task_that_was_put_off_is_that_tasks() {
 }
 
 #[test]
-fn pauses_grow_with_failures_and_not_with_what_people_ask() {
+fn pauses_grow_with_failures_and_not_with_commands() {
     let mut life = volcano(&[task("a", 2)], policy("PodFailed", "RestartPod"));
     life.run();
     for _ in 0..5 {

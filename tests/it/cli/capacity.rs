@@ -71,14 +71,15 @@ async fn allocations_agree_with_audit_and_doctor_and_end_with_pods() {
 async fn what_is_allocated_to_nobody_is_reported_and_freed() {
     let cluster = cluster(2).await;
     let id = create(&cluster, "0").await;
-    let leak = format!(
+    let orphaned = format!(
         r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}},"x":{{"owner":"job/default/x/1","cpu_milli":1000}}}}}}"#
     );
-    cluster.put("rcfarm/allocations/n1", &leak).await;
-    cluster.put("rcfarm/allocations/n2", &leak).await;
+    cluster.put("rcfarm/allocations/n1", &orphaned).await;
+    cluster.put("rcfarm/allocations/n2", &orphaned).await;
     let verify = cluster.run(&["audit", "verify"]).await;
     assert_eq!(verify.code, 2);
-    let words = format!("leak: n1 has an allocation for pod train of {id}, which does not exist");
+    let words =
+        format!("orphaned: n1 has an allocation for pod train of {id}, which does not exist");
     assert!(verify.stdout.contains(&words), "{verify:?}");
     let doctor = cluster.run(&["doctor"]).await.ok();
     assert!(
@@ -86,7 +87,7 @@ async fn what_is_allocated_to_nobody_is_reported_and_freed() {
         "{doctor}"
     );
     let listed = cluster.json(&["rc", "orphans"]).await;
-    assert_eq!((&listed[0]["what"], &listed[0]["node"]), (&json!("promise"), &json!("n1")));
+    assert_eq!((&listed[0]["what"], &listed[0]["node"]), (&json!("allocation"), &json!("n1")));
     assert_eq!(listed.as_array().unwrap().len(), 2, "a job's are its own business");
 
     let text = cluster.run(&["rc", "orphans", "--remove"]).await.ok();
@@ -109,8 +110,8 @@ async fn removing_an_orphan_frees_its_allocation() {
     let labels = format!(r#"{{"pod_id":"train","replication_controller_id":"{id}"}}"#);
     cluster.put("labels/pod/n1/train", &labels).await;
     cluster.put("intent/n1/train", TRAIN).await;
-    let promise = format!(r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}}}}}}"#);
-    cluster.put("rcfarm/allocations/n1", &promise).await;
+    let allocation = format!(r#"{{"pods":{{"train":{{"owner":"rc/{id}","cpu_milli":2000}}}}}}"#);
+    cluster.put("rcfarm/allocations/n1", &allocation).await;
     cluster.run(&["rc", "delete", &id, "--force"]).await.ok();
     assert_eq!(cluster.json(&["rc", "orphans"]).await.as_array().unwrap().len(), 1);
     cluster.run(&["rc", "orphans", "--remove"]).await.ok();

@@ -35,9 +35,9 @@ struct Lost {
 
 /// A store that loses at least every third answer of a transaction.
 fn faulty(cluster: &Cluster, seed: u64, lost: &Arc<Lost>) -> Arc<dyn Store> {
-    let (dice, lost) = (IdSource::from_seed(seed), lost.clone());
+    let (rng, lost) = (IdSource::from_seed(seed), lost.clone());
     let faults = move |request: &Request<'_>| match request {
-        Request::Txn(_) => match dice.below(12) {
+        Request::Txn(_) => match rng.below(12) {
             0 => {
                 lost.request.fetch_add(1, Ordering::SeqCst);
                 Fate::of(FaultOutcome::Lose)
@@ -48,12 +48,12 @@ fn faulty(cluster: &Cluster, seed: u64, lost: &Arc<Lost>) -> Arc<dyn Store> {
             }
             3..=5 => {
                 lost.late.fetch_add(1, Ordering::SeqCst);
-                let late = Duration::from_millis(1 << dice.below(12));
+                let late = Duration::from_millis(1 << rng.below(12));
                 Fate::of(FaultOutcome::Late(late))
             }
             _ => Fate::DELIVER,
         },
-        Request::Get(_) if dice.below(4) == 0 => Fate::of(FaultOutcome::Lose),
+        Request::Get(_) if rng.below(4) == 0 => Fate::of(FaultOutcome::Lose),
         _ => Fate::DELIVER,
     };
     Arc::new(cluster.store.with_faults(Arc::new(faults)))

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 /// A scheduler that records allocations and fails on request.
 #[derive(Default)]
-struct Books {
+struct AllocationLedger {
     eligible: Mutex<BTreeSet<NodeName>>,
     allocated: Mutex<BTreeMap<Uuid, Vec<NodeName>>>,
     returned: Mutex<BTreeSet<NodeName>>,
@@ -29,7 +29,7 @@ struct Books {
 }
 
 #[async_trait]
-impl Scheduler for Books {
+impl Scheduler for AllocationLedger {
     async fn eligible_nodes(&self, _: ScheduleRequest<'_>) -> Result<EligibleNodes, ScheduleError> {
         Ok(Arc::new(self.eligible.lock().unwrap().clone()))
     }
@@ -80,9 +80,9 @@ impl Discovery for Behind {
 }
 
 /// A dynamic controller with two healthy pods on n0 and n1.
-async fn cluster() -> (Cluster, Arc<Books>) {
+async fn cluster() -> (Cluster, Arc<AllocationLedger>) {
     let mut cluster = Cluster::new(2).await;
-    let ledger = Arc::new(Books::default());
+    let ledger = Arc::new(AllocationLedger::default());
     *ledger.eligible.lock().unwrap() = [node(0), node(1)].into();
     cluster.scheduler = Some(ledger.clone());
     let mut record = cluster.record(1, 2);
@@ -95,7 +95,7 @@ async fn cluster() -> (Cluster, Arc<Books>) {
 }
 
 /// Makes n0 ineligible; a change of node labels makes every task reconcile.
-async fn forbid_n0(cluster: &Cluster, ledger: &Books) {
+async fn forbid_n0(cluster: &Cluster, ledger: &AllocationLedger) {
     ledger.eligible.lock().unwrap().remove(&node(0));
     cluster.label_node(&node(0), json!({"pool": "drained"})).await;
 }
@@ -267,7 +267,7 @@ async fn a_transfer_survives_the_death_of_its_farm() {
 }
 
 /// Starts a transfer that stops after its second step: n50 is allocated, n0 cannot be released.
-async fn half_done(cluster: &Cluster, ledger: &Books) -> Uuid {
+async fn half_done(cluster: &Cluster, ledger: &AllocationLedger) -> Uuid {
     *ledger.refuse_return_of.lock().unwrap() = Some(node(0));
     scheduled(cluster).await;
     forbid_n0(cluster, ledger).await;

@@ -117,12 +117,12 @@ impl Tree {
 
 /// Watches the prefixes until it is stopped.
 pub struct Recorder {
-    seen: Arc<Seen>,
+    seen: Arc<ObservedHistory>,
     watches: JoinSet<()>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ObservedHistory {
     history: Mutex<History>,
     /// Newest index in any answer; a consistent read that starts later is true at it.
     newest: AtomicU64,
@@ -130,7 +130,7 @@ struct Seen {
 
 impl Recorder {
     pub fn start(stores: &[Arc<dyn Store>]) -> Recorder {
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(ObservedHistory::default());
         let mut watches = JoinSet::new();
         for tree in Tree::ALL {
             watches.spawn(watch(tree, stores.to_vec(), seen.clone()));
@@ -151,7 +151,7 @@ impl Recorder {
 /// Short, so that an unchanged lock is seen at later and later indexes.
 const WAIT: Duration = Duration::from_millis(500);
 
-async fn watch(tree: Tree, stores: Vec<Arc<dyn Store>>, seen: Arc<Seen>) {
+async fn watch(tree: Tree, stores: Vec<Arc<dyn Store>>, seen: Arc<ObservedHistory>) {
     let (mut at, mut after) = (0, Index::ZERO);
     loop {
         let newest = Index(seen.newest.load(Ordering::SeqCst));

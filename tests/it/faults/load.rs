@@ -35,7 +35,7 @@ pub struct Write {
     /// Effects on the keys that users write.
     pub effects: Vec<Effect>,
     /// Answer to the user.
-    pub told: Told,
+    pub told: WriteAnswer,
 }
 
 /// Effect of a write on one key.
@@ -50,7 +50,7 @@ pub struct Effect {
 
 /// Answer to a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum WriteAnswer {
     /// Applied at this index.
     Applied(Index),
     /// Refused: not applied.
@@ -117,14 +117,13 @@ impl User {
 
     async fn change_something(&mut self) -> Result<(), StoreError> {
         let records = self.list(&key::rcs()).await?;
-        let dice = self.ids.below(100);
-        if records.len() < *CONTROLLERS.start() || (dice < 8 && records.len() < *CONTROLLERS.end())
-        {
+        let rng = self.ids.below(100);
+        if records.len() < *CONTROLLERS.start() || (rng < 8 && records.len() < *CONTROLLERS.end()) {
             return self.create().await;
         }
         let entry = records[self.pick(records.len())].clone();
         let record = RcRecord::decode(&entry.value).expect("users write it alone");
-        match dice {
+        match rng {
             0..8 => Ok(()),
             8..50 if record.disabled => self.switch(&entry, record).await,
             8..50 => self.scale(&entry, record).await,
@@ -275,15 +274,15 @@ impl User {
         txn.push(rcfarm_store::audit_op(audit, &AuditRecord::new(&details, now)));
         let place = {
             let mut journal = self.journal.lock().unwrap();
-            journal.push(Write { what, audit, effects, told: Told::Unknown });
+            journal.push(Write { what, audit, effects, told: WriteAnswer::Unknown });
             journal.len() - 1
         };
         let answer = limited(self.stores[self.at].txn(txn.ops())).await;
         let told = match &answer {
-            Ok(TxnOutcome::Committed { index, .. }) => Told::Applied(*index),
-            Ok(TxnOutcome::Refused(_)) => Told::Refused,
-            Err(error) if error.outcome_unknown() => Told::Unknown,
-            Err(_) => Told::NotApplied,
+            Ok(TxnOutcome::Committed { index, .. }) => WriteAnswer::Applied(*index),
+            Ok(TxnOutcome::Refused(_)) => WriteAnswer::Refused,
+            Err(error) if error.outcome_unknown() => WriteAnswer::Unknown,
+            Err(_) => WriteAnswer::NotApplied,
         };
         self.journal.lock().unwrap()[place].told = told;
         answer.map(drop)

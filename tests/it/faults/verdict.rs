@@ -14,7 +14,7 @@ use rcfarm_store::{Entry, Index};
 use uuid::Uuid;
 
 use super::history::{History, Holder};
-use super::load::{Told, Write};
+use super::load::{Write, WriteAnswer};
 
 /// Content of Consul after the run.
 #[derive(Debug, Default)]
@@ -112,20 +112,22 @@ impl Verdict {
         for write in writes {
             let found = logged.get(&write.audit).copied();
             match (write.told, found) {
-                (Told::Applied(at), Some(index)) if at == index => self.applied += 1,
-                (Told::Applied(at), _) => self.wrong(format!(
+                (WriteAnswer::Applied(at), Some(index)) if at == index => self.applied += 1,
+                (WriteAnswer::Applied(at), _) => self.wrong(format!(
                     "lost: {} {} was acknowledged at {at}, the log has it at {found:?}",
                     write.what, write.audit
                 )),
-                (Told::Unknown, _) => {
+                (WriteAnswer::Unknown, _) => {
                     self.unknown += 1;
                     self.unknown_applied += usize::from(found.is_some());
                 }
-                (Told::Refused | Told::NotApplied, None) => self.not_applied += 1,
-                (Told::Refused | Told::NotApplied, Some(index)) => self.wrong(format!(
-                    "{} {} was said not to be applied ({:?}), and was at {index}",
-                    write.what, write.audit, write.told
-                )),
+                (WriteAnswer::Refused | WriteAnswer::NotApplied, None) => self.not_applied += 1,
+                (WriteAnswer::Refused | WriteAnswer::NotApplied, Some(index)) => {
+                    self.wrong(format!(
+                        "{} {} was said not to be applied ({:?}), and was at {index}",
+                        write.what, write.audit, write.told
+                    ))
+                }
             }
             let Some(index) = found else { continue };
             for effect in &write.effects {

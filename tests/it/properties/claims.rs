@@ -18,7 +18,7 @@ const SELECTORS: [&str; 3] = ["", "tier=web", "tier!=web"];
 
 /// State of a record.
 #[derive(Debug, Clone)]
-struct Seen {
+struct RecordCase {
     tier: Option<bool>,
     /// Number of a session: a farm's or an unknown one.
     owner: Option<usize>,
@@ -30,8 +30,8 @@ struct Seen {
 
 /// Input of the farm `f0`.
 #[derive(Debug, Clone)]
-struct World {
-    records: Vec<Seen>,
+struct ClaimsCase {
+    records: Vec<RecordCase>,
     /// Selector, whether it is leaving, and seconds since it was first seen.
     farms: Vec<(usize, bool, u64)>,
     suspicious: bool,
@@ -39,12 +39,12 @@ struct World {
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
-fn seen() -> impl Strategy<Value = Seen> {
+fn seen() -> impl Strategy<Value = RecordCase> {
     let owner = prop::option::of(0..6usize);
     let barred = prop::option::weighted(0.2, -1_000..1_000i64);
     let unowned = prop::option::of(0..2_000u64);
     (any::<Option<bool>>(), owner, any::<bool>(), barred, unowned, prop::bool::weighted(0.9))
-        .prop_map(|(tier, owner, held, barred_for, unowned_for, is_listed)| Seen {
+        .prop_map(|(tier, owner, held, barred_for, unowned_for, is_listed)| RecordCase {
             tier,
             owner,
             held,
@@ -54,10 +54,10 @@ fn seen() -> impl Strategy<Value = Seen> {
         })
 }
 
-fn world() -> impl Strategy<Value = World> {
+fn world() -> impl Strategy<Value = ClaimsCase> {
     let farm = (0..SELECTORS.len(), prop::bool::weighted(0.15), 0..5_000u64);
     (prop::collection::vec(seen(), 0..30), prop::collection::vec(farm, 1..5), any::<bool>())
-        .prop_map(|(records, farms, suspicious)| World { records, farms, suspicious })
+        .prop_map(|(records, farms, suspicious)| ClaimsCase { records, farms, suspicious })
 }
 
 fn id(n: usize) -> RecordId {
@@ -72,7 +72,7 @@ fn session(n: usize) -> SessionId {
     SessionId::from(format!("s{n}").as_str())
 }
 
-/// A [`World`] as input of the plan.
+/// A [`ClaimsCase`] as input of the plan.
 struct View {
     records: Records,
     labels: RecordLabels,
@@ -88,7 +88,7 @@ struct View {
     now: Duration,
 }
 
-impl World {
+impl ClaimsCase {
     fn view(&self) -> View {
         let now = Duration::from_secs(3_600);
         let record = Arc::new(Record { index: Index(1), created: Index(1), value: "".into() });
@@ -313,7 +313,7 @@ proptest! {
 
     #[test]
     fn a_farm_that_comes_moves_only_its_own_share(world in world(), selector in 0..SELECTORS.len()) {
-        let preferred = |world: &World| -> BTreeMap<RecordId, Vec<usize>> {
+        let preferred = |world: &ClaimsCase| -> BTreeMap<RecordId, Vec<usize>> {
             let mut view = world.view();
             view.locks = Locks::default();
             view.held.clear();

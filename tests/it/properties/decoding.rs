@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn the_embedded_server_answers_any_body(
+    fn emulator_answers_any_body(
         (path, body) in prop_oneof![
             nearly(SESSION).prop_map(|body| ("session/create", body)),
             nearly(SERVICE).prop_map(|body| ("agent/service/register", body)),

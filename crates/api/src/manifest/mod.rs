@@ -75,7 +75,7 @@ impl Manifest {
     /// [`FieldError`], with the line and column in the text as given, the PGP frame included.
     pub fn parse(text: &str) -> Result<Manifest, FieldError> {
         let body = clearsign::body(text).map_err(unclosed_frame)?;
-        let fields: Fields = read(&body)?.unwrap_or_default();
+        let fields: ManifestFields = read(&body)?.unwrap_or_default();
         let id = fields.id.filter(|id| !id.is_empty()).ok_or_else(no_id)?;
         let id = id.parse().map_err(|error: InvalidText| FieldError::from(error).below("id"))?;
         let launchables = fields.launchables.unwrap_or_default().into_iter();
@@ -160,7 +160,7 @@ fn unclosed_frame(what: &'static str) -> FieldError {
 }
 
 #[derive(Default, Deserialize)]
-struct Fields {
+struct ManifestFields {
     id: Option<String>,
     launchables: Option<BTreeMap<String, Stanza>>,
     resources: Option<BTreeMap<String, Value>>,

@@ -13,10 +13,10 @@ use crate::ids::NodeName;
 /// Up to this size a placement is stored without runs, as every version reads it.
 pub(super) const PLAIN_BYTES: usize = 128 * 1024;
 
-pub(super) type Members = BTreeMap<String, Vec<Option<NodeName>>>;
+pub(super) type MemberNodes = BTreeMap<String, Vec<Option<NodeName>>>;
 
 /// Upper bound of the size without runs.
-pub(super) fn plain_bytes(members: &Members) -> usize {
+pub(super) fn plain_bytes(members: &MemberNodes) -> usize {
     let size = |node: &Option<NodeName>| node.as_ref().map_or(5, |node| node.as_str().len() + 3);
     members.iter().map(|(task, nodes)| task.len() + 8 + nodes.iter().map(size).sum::<usize>()).sum()
 }
@@ -32,7 +32,7 @@ enum Entry {
     },
 }
 
-pub(super) fn serialize<S: Serializer>(members: &Members, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn serialize<S: Serializer>(members: &MemberNodes, to: S) -> Result<S::Ok, S::Error> {
     if plain_bytes(members) <= PLAIN_BYTES {
         return members.serialize(to);
     }
@@ -50,9 +50,9 @@ pub(super) fn serialize<S: Serializer>(members: &Members, to: S) -> Result<S::Ok
     runs.collect::<BTreeMap<&String, Vec<Option<Entry>>>>().serialize(to)
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Members, D::Error> {
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MemberNodes, D::Error> {
     let stored = BTreeMap::<String, Vec<Option<Entry>>>::deserialize(from)?;
-    let (mut members, mut all) = (Members::new(), 0);
+    let (mut members, mut all) = (MemberNodes::new(), 0);
     for (task, entries) in stored {
         let mut nodes = Vec::with_capacity(entries.len());
         for entry in entries {

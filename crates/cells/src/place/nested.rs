@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::leaves;
-use super::view::{NodeView, Side, Usable};
+use super::view::{RankedNode, Side, Usable};
 use crate::model::{CellIx, CellLevel, CellPriority, FREE_PRIORITY, LEAF_LEVEL};
 use crate::request::{GroupRequest, NestedGroup};
 
@@ -13,7 +13,7 @@ const MAX_STEPS: usize = 20_000;
 const MAX_DEPTH: usize = 400;
 
 /// Cells of each pod, by member.
-pub(crate) type Placed = Vec<Vec<Vec<CellIx>>>;
+pub(crate) type PlacedLeaves = Vec<Vec<Vec<CellIx>>>;
 
 /// Places a nested group at `priority`: the reference's greedy rule, then a search with backtracking.
 ///
@@ -25,7 +25,7 @@ pub(crate) fn place(
     request: &GroupRequest,
     group: &NestedGroup,
     priority: CellPriority,
-) -> Result<Placed, String> {
+) -> Result<PlacedLeaves, String> {
     let first = nodes.first().ok_or("insufficient capacity")?;
     let chain = side.model().chain_of(side.arena(), *first);
     let level_of = |cell_type: &str| chain.level_of(cell_type);
@@ -67,7 +67,7 @@ pub(crate) fn place(
     })
 }
 
-fn rank(nodes: &mut [NodeView]) {
+fn rank(nodes: &mut [RankedNode]) {
     nodes.sort_by_key(|node| (node.usable, Reverse(node.same), node.higher));
 }
 
@@ -116,13 +116,13 @@ struct Search<'a> {
     side: Side<'a>,
     roots: Vec<CellIx>,
     /// Ranked.
-    nodes: Vec<NodeView>,
+    nodes: Vec<RankedNode>,
     priority: CellPriority,
     /// Level, cells per pod, pods.
     members: Vec<(CellLevel, usize, usize)>,
     /// Leaves given to pods of this group.
     taken: std::collections::BTreeSet<CellIx>,
-    placed: Placed,
+    placed: PlacedLeaves,
     /// A bad cell that was passed over.
     unusable: Option<CellIx>,
     steps: usize,
@@ -178,7 +178,7 @@ impl<'a> Search<'a> {
             let size = chain.level(side.level(cell)).size;
             cells.extend((cell..cell + size).filter(|&c| side.level(c) == level));
         }
-        let mut views: Vec<(CellLevel, NodeView)> =
+        let mut views: Vec<(CellLevel, RankedNode)> =
             cells.iter().map(|&cell| (side.level(cell), side.node(cell, self.priority))).collect();
         views.retain(|(_, view)| view.free as usize >= group.leaves);
         let at_most_one_node = |level| {

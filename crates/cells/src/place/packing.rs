@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::view::{NodeView, Usable};
+use super::view::{RankedNode, Usable};
 
 /// Steps after which the exact search gives up.
 const MAX_STEPS: usize = 200_000;
@@ -22,12 +22,12 @@ pub(crate) enum Unpacked {
 ///
 /// The reference's rule comes first: next fit, in ascending order of size. It misses some placements that exist, such as
 /// `[2, 2, 3]` on nodes with 3 and 4 free leaves. An exact search finds those.
-pub(crate) fn pack(nodes: &[NodeView], sizes: &[u32]) -> Result<Vec<usize>, Unpacked> {
+pub(crate) fn pack(nodes: &[RankedNode], sizes: &[u32]) -> Result<Vec<usize>, Unpacked> {
     let usable = nodes.iter().take_while(|node| node.usable == Usable::Yes).count();
     if let Some(found) = next_fit(&nodes[..usable], sizes) {
         return Ok(found);
     }
-    let free = |nodes: &[NodeView]| -> Vec<u32> { nodes.iter().map(|node| node.free).collect() };
+    let free = |nodes: &[RankedNode]| -> Vec<u32> { nodes.iter().map(|node| node.free).collect() };
     match exact(&free(&nodes[..usable]), sizes) {
         Exact::Found(found) => return Ok(found),
         Exact::GaveUp => return Err(Unpacked::GaveUp),
@@ -49,7 +49,7 @@ pub(crate) fn pack(nodes: &[NodeView], sizes: &[u32]) -> Result<Vec<usize>, Unpa
     }
 }
 
-fn next_fit(nodes: &[NodeView], sizes: &[u32]) -> Option<Vec<usize>> {
+fn next_fit(nodes: &[RankedNode], sizes: &[u32]) -> Option<Vec<usize>> {
     let mut found = Vec::with_capacity(sizes.len());
     let (mut at, mut picked) = (0, 0);
     while found.len() < sizes.len() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::model::{Arena, CellIx, CellLevel, CellModel, CellPriority, OPPORTUNISTIC_PRIORITY};
 use crate::state::State;
-use crate::state::counts::Counts;
+use crate::state::counts::LeafCounts;
 
 /// Nodes that may be used; none means all.
 pub(crate) type Suggested<'a> = Option<&'a BTreeSet<String>>;
@@ -29,7 +29,7 @@ pub(crate) enum Usable {
 
 /// A node with what placement asks about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NodeView {
+pub(crate) struct RankedNode {
     pub cell: CellIx,
     pub usable: Usable,
     /// Leaves that are free, or used at a lower priority.
@@ -47,7 +47,7 @@ impl<'a> Side<'a> {
     pub fn arena(&self) -> &'a Arena {
         if self.physical { &self.state.model.physical } else { &self.state.model.virtuals }
     }
-    pub fn counts(&self, cell: CellIx) -> &'a Counts {
+    pub fn counts(&self, cell: CellIx) -> &'a LeafCounts {
         let counts = if self.physical { &self.state.physical } else { &self.state.virtuals };
         &counts[cell as usize]
     }
@@ -90,7 +90,7 @@ impl<'a> Side<'a> {
 
     /// A node at `priority`. Virtual clusters pack all priorities together. Opportunistic groups pack among themselves
     /// and stay away from others.
-    pub fn node(&self, cell: CellIx, priority: CellPriority) -> NodeView {
+    pub fn node(&self, cell: CellIx, priority: CellPriority) -> RankedNode {
         let counts = self.counts(cell);
         let total = self.model().leaf_count(self.arena(), cell);
         let (same, higher) = if self.physical {
@@ -99,13 +99,13 @@ impl<'a> Side<'a> {
             (counts.total(), 0)
         };
         let free = total - counts.from(priority).min(total);
-        NodeView { cell, usable: self.usable(cell), free, same, higher }
+        RankedNode { cell, usable: self.usable(cell), free, same, higher }
     }
 
     /// Nodes with any free leaf, best first: usable, more used, less used by higher priorities, order of the configuration.
-    pub fn ranked(&self, cells: &[CellIx], priority: CellPriority) -> Vec<NodeView> {
+    pub fn ranked(&self, cells: &[CellIx], priority: CellPriority) -> Vec<RankedNode> {
         let nodes = cells.iter().map(|&cell| self.node(cell, priority));
-        let mut nodes: Vec<NodeView> = nodes.filter(|node| node.free > 0).collect();
+        let mut nodes: Vec<RankedNode> = nodes.filter(|node| node.free > 0).collect();
         nodes.sort_by_key(|node| (node.usable, Reverse(node.same), node.higher));
         nodes
     }

@@ -4,9 +4,9 @@ use crate::model::{CellPriority, FREE_PRIORITY};
 
 /// Used leaves by priority, highest priority first. Few priorities occur in one cell.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Counts(Vec<(CellPriority, u32)>);
+pub(crate) struct LeafCounts(Vec<(CellPriority, u32)>);
 
-impl Counts {
+impl LeafCounts {
     pub fn add(&mut self, priority: CellPriority) {
         match self.0.iter().position(|&(at, _)| at <= priority) {
             Some(n) if self.0[n].0 == priority => self.0[n].1 += 1,

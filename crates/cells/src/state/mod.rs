@@ -10,7 +10,7 @@ pub(crate) mod free;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use self::counts::Counts;
+use self::counts::LeafCounts;
 use self::free::FreeCells;
 use crate::group::{AffinityGroup, GroupIx, GroupKey};
 use crate::model::{CellIx, CellLevel, CellModel, CellPriority, NONE, OPPORTUNISTIC_PRIORITY};
@@ -19,9 +19,9 @@ use crate::model::{CellIx, CellLevel, CellModel, CellPriority, NONE, OPPORTUNIST
 pub(crate) struct State {
     pub model: Arc<CellModel>,
     /// Used leaves of each physical cell.
-    pub physical: Vec<Counts>,
+    pub physical: Vec<LeafCounts>,
     /// Used leaves of each virtual cell.
-    pub virtuals: Vec<Counts>,
+    pub virtuals: Vec<LeafCounts>,
     /// The virtual cell that a physical cell is bound to.
     pub p2v: Vec<CellIx>,
     /// The physical cell that a virtual cell is bound to.
@@ -96,8 +96,8 @@ impl State {
             model.chains.iter().map(|chain| vec![0; chain.top() + 1]).collect()
         };
         let mut state = State {
-            physical: vec![Counts::default(); cells],
-            virtuals: vec![Counts::default(); virtual_cells],
+            physical: vec![LeafCounts::default(); cells],
+            virtuals: vec![LeafCounts::default(); virtual_cells],
             p2v: vec![NONE; cells],
             v2p: vec![NONE; virtual_cells],
             bound_children: vec![0; virtual_cells],

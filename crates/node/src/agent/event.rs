@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
-use super::proof::{ReportBasis, Verdict};
+use super::proof::{ProofVerdict, ReportBasis};
 use super::report::PodReport;
 use super::reported::ChangedReport;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
@@ -80,7 +80,7 @@ pub(super) enum AgentEvent {
     /// A transaction of reports finished, with the entries that it left.
     Reported(Result<(Commit, Vec<Entry>), StoreError>, SentReports),
     /// What Consul says of pods that it does not intend.
-    Proved(BTreeMap<PodId, Verdict>),
+    Proved(BTreeMap<PodId, ProofVerdict>),
     /// Time to compare the reports in Consul with those that this agent wrote.
     CompareReports,
     /// Pods whose keys in Consul are not those that this agent wrote last, with what it wrote.

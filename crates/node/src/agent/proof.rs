@@ -38,7 +38,7 @@ pub enum Proof {
 
 /// Result of one proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProofVerdict {
     /// The intent was deleted.
     Gone,
     /// Consul has neither the intent nor a report that names it.
@@ -86,13 +86,13 @@ pub struct ProofRead {
 
 /// The table of this module.
 #[must_use]
-pub fn verdict(shown: ProofRead) -> Verdict {
+pub fn verdict(shown: ProofRead) -> ProofVerdict {
     match shown {
         ProofRead { intent_absent: false, .. } | ProofRead { report_changed: true, .. } => {
-            Verdict::Unclear
+            ProofVerdict::Unclear
         }
-        ProofRead { has_witness: true, .. } => Verdict::Gone,
-        ProofRead { has_witness: false, .. } => Verdict::Lost,
+        ProofRead { has_witness: true, .. } => ProofVerdict::Gone,
+        ProofRead { has_witness: false, .. } => ProofVerdict::Lost,
     }
 }
 
@@ -170,12 +170,12 @@ mod tests {
     #[test]
     fn pod_is_stopped_only_if_report_is_there_and_intent_is_not() {
         for (has_witness, report_changed, intent_absent, expected) in [
-            (true, false, true, Verdict::Gone),
-            (false, false, true, Verdict::Lost),
-            (true, false, false, Verdict::Unclear),
-            (false, false, false, Verdict::Unclear),
-            (true, true, true, Verdict::Unclear),
-            (true, true, false, Verdict::Unclear),
+            (true, false, true, ProofVerdict::Gone),
+            (false, false, true, ProofVerdict::Lost),
+            (true, false, false, ProofVerdict::Unclear),
+            (false, false, false, ProofVerdict::Unclear),
+            (true, true, true, ProofVerdict::Unclear),
+            (true, true, false, ProofVerdict::Unclear),
         ] {
             let shown = ProofRead { has_witness, report_changed, intent_absent };
             assert_eq!(verdict(shown), expected, "{shown:?}");

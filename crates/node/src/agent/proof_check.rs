@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::LONGEST_PAUSE;
 use super::event::AgentEvent;
-use super::proof::{Expected, ProofRead, Verdict, is_witness, verdict};
+use super::proof::{Expected, ProofRead, ProofVerdict, is_witness, verdict};
 use super::reported::{ChangedReport, Reported};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::{NodeName, PodId};
@@ -54,7 +54,7 @@ impl ProofCheck {
     async fn verdicts(
         &self,
         pods: &BTreeMap<PodId, Expected>,
-    ) -> Result<BTreeMap<PodId, Verdict>, StoreError> {
+    ) -> Result<BTreeMap<PodId, ProofVerdict>, StoreError> {
         let mut found = self.reports(pods.keys()).await?;
         let mut verdicts = BTreeMap::new();
         let ids: Vec<&PodId> = pods.keys().collect();
@@ -64,7 +64,7 @@ impl ProofCheck {
             for id in some {
                 let witness = match found.remove(*id) {
                     Some(FoundReport::Hidden) => {
-                        verdicts.insert((*id).clone(), Verdict::Unclear);
+                        verdicts.insert((*id).clone(), ProofVerdict::Unclear);
                         continue;
                     }
                     Some(FoundReport::There(report, index)) if is_witness(&report, &pods[*id]) => {

@@ -19,7 +19,7 @@ use super::plan::{AgentAction, AgentObserved, AgentPlan, AgentPod, SingleInstanc
 use super::pod::PodTask;
 use super::pods::NodePods;
 use super::presence::AgentPresence;
-use super::proof::{Proof, Verdict};
+use super::proof::{Proof, ProofVerdict};
 use super::proof_check::ProofCheck;
 use super::realities::RealityWatch;
 use super::reporter::{ReportResult, Reporter};
@@ -358,7 +358,7 @@ impl AgentLoop {
         ProofCheck { store, node, events }
     }
 
-    fn proved(&mut self, verdicts: BTreeMap<PodId, Verdict>) {
+    fn proved(&mut self, verdicts: BTreeMap<PodId, ProofVerdict>) {
         self.is_proving = false;
         let now = self.pods.uptime();
         let mut is_lost = false;
@@ -367,8 +367,8 @@ impl AgentLoop {
             let pod = self.pods.by_id.get_mut(&id).filter(|pod| pod.proof == Proof::Asked);
             let Some(pod) = pod else { continue };
             match verdict {
-                Verdict::Gone => pod.proof = Proof::Gone,
-                Verdict::Unclear => {
+                ProofVerdict::Gone => pod.proof = Proof::Gone,
+                ProofVerdict::Unclear => {
                     let in_a_row = pod.unclear(now);
                     if in_a_row == 5 || in_a_row.is_multiple_of(20) {
                         warn!(pod = %id, in_a_row,
@@ -377,7 +377,7 @@ impl AgentLoop {
                     }
                     self.read_intents_again.notify_one();
                 }
-                Verdict::Lost => {
+                ProofVerdict::Lost => {
                     pod.proof = Proof::Lost;
                     is_lost = true;
                     warn!(alert = true, pod = %id,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::steps::{Judgement, Progress};
+use super::steps::{Judgement, StepProgress};
 use super::view::{clock, clock_before};
 use crate::facts::{CheckFacts, Report, VIEW};
 use crate::model::{AppliedWrite, FlowEvent, FlowModel, MadeJob, SimModel};
@@ -138,7 +138,7 @@ pub fn minute_in(id: &Namespaced) -> Option<i64> {
 /// 23: a step of a flow gets a job once its dependencies allow it.
 fn step(id: &Namespaced, job: &MadeJob, document: &Value, model: &FlowModel, report: Report<'_>) {
     let flow = Namespaced { namespace: id.namespace.clone(), name: job.owner.name.clone() };
-    let progress = Progress::of(&flow, job.owner.uid, document, model);
+    let progress = StepProgress::of(&flow, job.owner.uid, document, model);
     let Some((step, attempt)) = progress.step_of(id) else {
         report(40, format!("{id} is of no step of {flow}"));
         return;
@@ -187,7 +187,7 @@ pub fn misjudged(
     document: &Value,
     model: &FlowModel,
 ) -> Option<String> {
-    let progress = Progress::of(id, status.uid, document, model);
+    let progress = StepProgress::of(id, status.uid, document, model);
     match progress.judge(status) {
         Judgement::Wrong(why) => Some(why),
         Judgement::Ended { failed } => {

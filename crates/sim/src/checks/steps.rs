@@ -30,7 +30,7 @@ struct Step<'a> {
 }
 
 /// The steps of a flow with their jobs.
-pub struct Progress<'a> {
+pub struct StepProgress<'a> {
     flow: &'a Namespaced,
     steps: Vec<Step<'a>>,
     policy: &'a str,
@@ -45,13 +45,13 @@ pub enum Judgement {
     Wrong(String),
 }
 
-impl<'a> Progress<'a> {
+impl<'a> StepProgress<'a> {
     pub fn of(
         flow: &'a Namespaced,
         uid: Index,
         document: &'a Value,
         model: &'a FlowModel,
-    ) -> Progress<'a> {
+    ) -> StepProgress<'a> {
         let spec = &document["spec"];
         let listed = spec["flows"].as_array().map_or(&[][..], Vec::as_slice);
         let position = |name: &Value| listed.iter().position(|step| step["name"] == *name);
@@ -76,7 +76,7 @@ impl<'a> Progress<'a> {
         let policy = spec["failurePolicy"].as_str().unwrap_or("keep");
         let possible = vec![Possible::default(); steps.len()];
         let is_restored = model.restored_at.is_some();
-        let mut progress = Progress { flow, steps, policy, possible, is_restored };
+        let mut progress = StepProgress { flow, steps, policy, possible, is_restored };
         // The longest path is not longer than there are steps.
         for _ in 0..progress.steps.len() {
             progress.possible =
