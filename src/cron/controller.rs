@@ -28,7 +28,7 @@ use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobOwner;
 use rcfarm_api::{FieldError, Timestamp, key};
-use rcfarm_store::{Index, Op};
+use rcfarm_store::{Index, Op, offload};
 
 impl Revisioned for CronStatus {
     fn revision(&mut self) -> &mut u64 {
@@ -74,6 +74,9 @@ impl OwnerStatus for CronStatus {
         self.owner = Some(owner);
     }
 }
+
+/// Bytes of a document that take as long as an item of other computations ([`offload`]).
+const BYTES_PER_ITEM: usize = 256;
 
 /// Controller of one claimed CronJob.
 pub struct CronController {
@@ -126,14 +129,15 @@ impl CronController {
             true => status.jobs.clone(),
             false => Vec::new(),
         };
-        let planned = plan(listed.clone());
+        let items = listed.len() + record.value.len() / BYTES_PER_ITEM;
+        let planned = offload(items, || plan(listed.clone())).await;
         let is_active = status.active().next().is_some();
         let is_at_rest = planned.action.is_none() && planned.status == *status;
         if listed.is_empty() || (is_at_rest && !rung && !is_active) {
             return Ok((planned, ReadJobs::new()));
         }
         let (runs, jobs) = self.read_jobs(uid, listed).await?;
-        Ok((plan(runs), jobs))
+        Ok((offload(items, || plan(runs)).await, jobs))
     }
 
     /// Reads listed jobs. Those that are gone, being deleted, or of another owner are left out.
@@ -316,7 +320,9 @@ impl Controller for CronController {
             return Ok(self.record.sleep());
         }
         // Not kept: a parsed schedule takes 6 KB.
-        let spec = match document::decode(&self.record.id, &record.value) {
+        let items = record.value.len() / BYTES_PER_ITEM;
+        let decoded = offload(items, || document::decode(&self.record.id, &record.value)).await;
+        let spec = match decoded {
             Ok(spec) => failpoints::change_spec(spec),
             Err(problems) => return self.invalid(record, &problems).await,
         };

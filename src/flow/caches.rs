@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::probing::ProbeSlots;
 use crate::farm::records::Records;
 use crate::job::owner_caches::OwnerCaches;
 use rcfarm_api::flow::FlowStatus;
@@ -17,6 +18,7 @@ pub struct FlowCaches {
     pub(super) owner: OwnerCaches<FlowStatus>,
     /// `rcfarm/job_templates/`
     pub(super) templates: Arc<Cache<Records>>,
+    pub(super) probe_slots: ProbeSlots,
     /// By flow, the templates that its steps wait for.
     waiting: Mutex<BTreeMap<RecordId, BTreeSet<RecordId>>>,
 }
@@ -26,6 +28,7 @@ impl FlowCaches {
         FlowCaches {
             owner: OwnerCaches::new(reader.clone(), key::job_flow_statuses()),
             templates: Cache::new(reader.clone(), key::job_templates(), PollPolicy::PROMPT),
+            probe_slots: ProbeSlots::default(),
             waiting: Mutex::default(),
         }
     }

@@ -4,7 +4,7 @@
 
 mod commit;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::caches::FlowCaches;
 use super::document::{self, FlowSpec, RetainPolicy, job_name};
 use super::failpoints;
 use super::plan::{self, ActionLimits, FlowObserved, FlowPlan, ObservedJob, ObservedJobs, OwnJob};
-use super::probes::{self, ProbeResults};
+use super::probing::{ProbeContext, Probing};
 use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, ReconcileError, ReconcileResult,
 };
@@ -27,8 +27,10 @@ use rcfarm_api::flow::{FlowPhase, FlowReason, FlowStatus, KIND};
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::status::{JobOwner, JobStatus};
 use rcfarm_api::{FieldError, Timestamp, key};
-use rcfarm_store::{Index, StoreError};
+use rcfarm_store::{Index, StoreError, offload};
 
+/// Bytes of a document that take as long as an item of other computations ([`offload`]).
+const BYTES_PER_ITEM: usize = 256;
 /// Jobs that are read at once.
 const CONCURRENT_READS: usize = 16;
 /// Audit records, guards and framing of a transaction, in bytes.
@@ -91,6 +93,7 @@ pub struct FlowController {
     decoded: Option<(Index, Arc<FlowSpec>)>,
     /// Names of jobs to be made that other jobs have.
     taken: Vec<ObjectName>,
+    probing: Probing,
 }
 
 /// Jobs whose records were read, by name.
@@ -106,8 +109,14 @@ impl FlowController {
         caches: Arc<FlowCaches>,
     ) -> FlowController {
         let keys = (key::job_flow(&id), key::job_flow_status(&id));
+        let probing = Probing::new(ProbeContext {
+            reader: ctx.reader.clone(),
+            namespace: id.namespace.clone(),
+            slots: caches.probe_slots.of(&id.namespace),
+            wake: claimed.wake.clone(),
+        });
         let record = OwnerRecord::new(ctx, claimed, id, keys, &caches.owner);
-        FlowController { caches, record, decoded: None, taken: Vec::new() }
+        FlowController { caches, record, decoded: None, taken: Vec::new(), probing }
     }
 
     /// What a transaction takes.
@@ -118,18 +127,20 @@ impl FlowController {
     }
 
     /// Decodes the record if its ModifyIndex has changed.
-    fn decode(&mut self, record: &Record) -> Result<Arc<FlowSpec>, Vec<FieldError>> {
+    async fn decode(&mut self, record: &Record) -> Result<Arc<FlowSpec>, Vec<FieldError>> {
         if let Some((_, same)) = self.decoded.as_ref().filter(|(then, _)| *then == record.index) {
             return Ok(same.clone());
         }
-        let spec = Arc::new(document::decode(&self.record.id, &record.value)?);
+        let items = record.value.len() / BYTES_PER_ITEM;
+        let spec = offload(items, || document::decode(&self.record.id, &record.value)).await?;
+        let spec = Arc::new(spec);
         self.decoded = Some((record.index, spec.clone()));
         Ok(spec)
     }
 
-    /// Reads what a plan needs, and plans. Probes are made between two plans.
+    /// Reads what a plan needs, and plans. Probes that it asks for are made in the meantime.
     async fn decide(
-        &self,
+        &mut self,
         record: &Record,
         spec: &FlowSpec,
     ) -> Result<(FlowPlan, ReadJobs), ReconcileError> {
@@ -143,28 +154,22 @@ impl FlowController {
             || spec.retain == RetainPolicy::Delete && status.state.phase == FlowPhase::Succeed;
         let (mut jobs, read) = self.read_jobs(uid, deletes).await?;
         failpoints::change_jobs(&mut jobs);
+        self.probing.refresh();
         let templates = self.caches.templates.snapshot();
-        let now = self.record.ctx.clock.wall();
-        let plan = |probes: &ProbeResults| {
-            plan::plan(&FlowObserved {
-                id: &self.record.id,
-                uid,
-                spec,
-                status,
-                jobs: &jobs,
-                templates: &templates.value,
-                probes,
-                room: self.room(),
-                now,
-            })
+        let observed = FlowObserved {
+            id: &self.record.id,
+            uid,
+            spec,
+            status,
+            jobs: &jobs,
+            templates: &templates.value,
+            probes: self.probing.answers(),
+            room: self.room(),
+            now: self.record.ctx.clock.wall(),
         };
-        let first = plan(&ProbeResults::new());
-        if first.probes.is_empty() {
-            return Ok((first, read));
-        }
-        let reader = self.record.ctx.reader.as_ref();
-        let results = probes::ask(reader, &self.record.id.namespace, &first.probes).await?;
-        Ok((plan(&results), read))
+        let mut plan = offload(items(&observed), || plan::plan(&observed)).await;
+        self.probing.make(std::mem::take(&mut plan.probes));
+        Ok((plan, read))
     }
 
     /// Reads jobs whose end was not seen, those that have the name of one to be made, and those to be deleted next.
@@ -276,7 +281,7 @@ impl FlowController {
         let names = spec.steps.iter().flat_map(|step| {
             (0..=step.retry).filter_map(|n| job_name(&self.record.id.name, &step.name, n).ok())
         });
-        let names: std::collections::BTreeSet<ObjectName> = names.collect();
+        let names: BTreeSet<ObjectName> = names.collect();
         let listed = &self.record.chain.status().job_status_list;
         self.taken
             .retain(|name| names.contains(name) && !listed.iter().any(|job| job.name == *name));
@@ -284,6 +289,7 @@ impl FlowController {
 
     /// Says what is wrong with a record. One that is being deleted is deleted nevertheless.
     async fn invalid(&mut self, record: &Record, problems: &[FieldError]) -> ReconcileResult {
+        self.probing.make(Vec::new());
         if owner::is_deleting(&record.value) {
             let (jobs, read) = self.read_jobs(record.created, true).await?;
             let reads = (&jobs, self.room());
@@ -293,6 +299,17 @@ impl FlowController {
         }
         self.record.report_invalid(record, FieldError::list(problems)).await
     }
+}
+
+/// Work of a plan: steps, and templates of which jobs are made.
+fn items(seen: &FlowObserved<'_>) -> usize {
+    let templates: BTreeSet<&ObjectName> =
+        seen.spec.steps.iter().map(|step| &step.template).collect();
+    let bytes = templates.into_iter().filter_map(|name| {
+        let id = Namespaced { namespace: seen.id.namespace.clone(), name: name.clone() };
+        Some(seen.templates.get(&id.to_string().as_str().into())?.value.len())
+    });
+    seen.spec.steps.len() + bytes.sum::<usize>() / BYTES_PER_ITEM
 }
 
 fn of_status(uid: Index, status: JobStatus) -> ObservedJob {
@@ -317,6 +334,7 @@ impl Controller for FlowController {
         let seen = self.record.claimed.records.snapshot();
         let Some(record) = seen.value.0.get(&self.record.claimed.id) else {
             self.caches.set_waiting(&self.record.claimed.id, Default::default());
+            self.probing.make(Vec::new());
             return self.record.delete_leftovers(&self.caches.owner).await;
         };
         // Who deletes a job by hand rings no doorbell.
@@ -324,7 +342,7 @@ impl Controller for FlowController {
         if !rung && !is_active && self.record.is_planned(record) {
             return Ok(self.record.sleep());
         }
-        let spec = match self.decode(record) {
+        let spec = match self.decode(record).await {
             Ok(spec) => spec,
             Err(problems) => return self.invalid(record, &problems).await,
         };

@@ -18,7 +18,7 @@
 //! | [`dispatch`] | the job that a dispatch makes of a template |
 //! | [`plan`] | decides the next transaction |
 //! | [`controller`] | reads, commits, sleeps until something changes |
-//! | [`probes`] | asks members of jobs whether they are ready |
+//! | [`probes`], `probing` | asks members of jobs whether they are ready, beside the reconciliations |
 //! | `caches` | what controllers share |
 //! | [`kind`] | the kind `flow`: prefixes, rights, hooks |
 
@@ -32,4 +32,5 @@ pub mod kind;
 pub mod parameters;
 pub mod plan;
 pub mod probes;
+mod probing;
 pub mod template;

@@ -32,8 +32,8 @@ pub const MOST_ACTIVE: usize = 100;
 pub const MOST_ACTIONS: usize = 16;
 /// Size of a job's audit records and of the framing of its operations, in bytes.
 const ACTION_BYTES: usize = 1024;
-/// Pause until members are asked again.
-const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// Pause until members are asked again, or what the statuses of jobs lack is looked for again.
+pub const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// Pause until a job that has the name of another one is looked for again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Templates that a plan tries in vain: each of them is decoded.
@@ -54,8 +54,8 @@ pub struct FlowObserved<'a> {
     /// be deleted.
     pub jobs: &'a ObservedJobs,
     pub templates: &'a Records,
-    /// What became of the network probes of a step, if they were made.
-    pub probes: &'a BTreeMap<ObjectName, Result<(), String>>,
+    /// What became of the last network probes of each step. Those of other members than the step asks now do not count.
+    pub probes: &'a ProbeAnswers,
     pub room: ActionLimits,
     pub now: Timestamp,
 }
@@ -109,7 +109,7 @@ pub struct FlowPlan {
     pub actions: Vec<FlowAction>,
     /// When to plan again, if nothing changes.
     pub wake_after: Option<Duration>,
-    /// Probes to make before the next plan. Nothing is committed until then if there are some.
+    /// Probes that steps wait for, whether they were made in vain or not at all. They are made beside the plans.
     pub probes: Vec<ProbeRequest>,
     /// Templates whose change matters.
     pub waits_for: BTreeSet<RecordId>,
@@ -148,6 +148,18 @@ pub struct ProbeRequest {
     pub task: String,
     pub check: ProbeCheck,
 }
+
+/// What became of the probes of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeAnswer {
+    /// The probes that were made, in the order of the plan.
+    pub requests: Vec<ProbeRequest>,
+    /// Why one of them does not pass.
+    pub result: Result<(), String>,
+}
+
+/// Answers by step.
+pub type ProbeAnswers = BTreeMap<ObjectName, ProbeAnswer>;
 
 /// Plans the next transaction.
 #[must_use]
@@ -361,13 +373,14 @@ impl<'a> Planning<'a> {
     /// Notes what a step's probes lack.
     fn probe(&mut self, position: usize, wanted: &steps::WantedProbes) {
         let step = &self.seen.spec.steps[position].name;
-        self.wake(PROBE_EVERY);
-        let why = match (&wanted.lacks, self.seen.probes.get(step)) {
-            (Some(lacks), _) => lacks.clone(),
-            (None, Some(Err(why))) => why.clone(),
-            (None, _) => {
-                self.probes.extend(wanted.requests.iter().cloned());
-                "its probes are being made".to_owned()
+        let why = if let Some(lacks) = &wanted.lacks {
+            self.wake(PROBE_EVERY);
+            lacks.clone()
+        } else {
+            self.probes.extend(wanted.requests.iter().cloned());
+            match steps::answer(self.seen, step, &wanted.requests) {
+                Some(Err(why)) => why.clone(),
+                _ => "its probes are being made".to_owned(),
             }
         };
         self.note(FlowReason::ProbeWaiting, format!("{step} waits: {why}"));

@@ -21,7 +21,7 @@ use rcfarm_store::{Query, Reader, StoreError};
 
 /// Time limit of one probe of one member.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit of all probes of a plan.
+/// Time limit of all probes of a flow.
 const ALL_PROBES: Duration = Duration::from_secs(10);
 /// Members that are asked at once.
 const ASKED_AT_ONCE: usize = 16;
@@ -38,7 +38,7 @@ struct MemberProbe<'a> {
     address: String,
 }
 
-/// Makes all probes.
+/// Makes all probes. Takes up to [`ALL_PROBES`]: not for a reconciliation, of which a kind has 64 at a time.
 ///
 /// # Errors
 /// Any [`StoreError`] of the keys read.

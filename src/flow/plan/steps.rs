@@ -130,8 +130,9 @@ impl<'a> Steps<'a> {
             () if step.probes.is_empty() => Verdict::Wait,
             () => {
                 let wanted = self.probes(step, states);
-                let passed = matches!(self.seen.probes.get(&step.name), Some(Ok(())));
-                match wanted.lacks.is_none() && (wanted.requests.is_empty() || passed) {
+                let answer = answer(self.seen, &step.name, &wanted.requests);
+                let passed = wanted.requests.is_empty() || answer == Some(&Ok(()));
+                match wanted.lacks.is_none() && passed {
                     true => Verdict::Make { retries: 0 },
                     false => Verdict::Probe(wanted),
                 }
@@ -187,6 +188,16 @@ impl<'a> Steps<'a> {
         }
         wanted
     }
+}
+
+/// What became of the network probes of a step, if exactly these were made.
+pub(super) fn answer<'a>(
+    seen: &FlowObserved<'a>,
+    step: &ObjectName,
+    requests: &[ProbeRequest],
+) -> Option<&'a Result<(), String>> {
+    let answer = seen.probes.get(step)?;
+    (answer.requests == requests).then_some(&answer.result)
 }
 
 fn has_failed(job: &FlowJob) -> bool {

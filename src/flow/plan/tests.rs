@@ -59,7 +59,7 @@ struct Case {
     status: FlowStatus,
     jobs: ObservedJobs,
     templates: Records,
-    probes: BTreeMap<ObjectName, Result<(), String>>,
+    probes: ProbeAnswers,
     /// How often each job was made.
     made: BTreeMap<ObjectName, usize>,
     second: i64,
@@ -76,7 +76,7 @@ impl Case {
             status: FlowStatus::default(),
             jobs: ObservedJobs::new(),
             templates: templates(&["t"]),
-            probes: BTreeMap::new(),
+            probes: ProbeAnswers::new(),
             made: BTreeMap::new(),
             second: 0,
         }
@@ -393,11 +393,20 @@ fn probes_let_a_step_run_beside_its_target() {
     case.jobs.insert(name("f-a"), running(&[(PodPhase::Running, 2)]));
     case.go();
     let planned = case.plan();
-    assert_eq!((planned.probes.len(), planned.wake_after), (1, Some(PROBE_EVERY)));
-    case.probes.insert(name("b"), Err("n1:8080: refused".to_owned()));
+    assert_eq!((planned.probes.len(), planned.wake_after), (1, None));
+    let requests = planned.probes;
+    let answer = |requests: &[ProbeRequest], result| {
+        (name("b"), ProbeAnswer { requests: requests.to_vec(), result })
+    };
+    case.probes.extend([answer(&requests, Err("n1:8080: refused".to_owned()))]);
     case.go();
     assert!(case.status.message.contains("b waits: n1:8080: refused"), "{}", case.status.message);
-    case.probes.insert(name("b"), Ok(()));
+    assert_eq!(case.plan().probes, requests, "it is asked again");
+    // An earlier job of the name passed.
+    let earlier = [ProbeRequest { uid: Index(8), ..requests[0].clone() }];
+    case.probes.extend([answer(&earlier, Ok(()))]);
+    assert_eq!(case.go(), [""; 0]);
+    case.probes.extend([answer(&requests, Ok(()))]);
     assert_eq!(case.go(), ["+b"]);
     // A target that completed needs no probe.
     let mut case = Case::new(

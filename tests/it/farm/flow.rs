@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rcfarm_api::audit::Details;
 use rcfarm_api::flow::{FlowPhase, FlowReason, FlowStatus};
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::key;
+use rcfarm_api::node::record::NodeRecord;
+use rcfarm_api::{Stored as _, key};
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use rcfarm_testing::fake_nodes::{FakeNodes, FakePod};
 use rcfarm_testing::wait::within;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::harness::{Cluster, RunningFarm, SECOND};
+use crate::harness::{Cluster, RunningFarm, SECOND, node};
 
 fn id() -> Namespaced {
     "default/f".parse().unwrap()
@@ -377,5 +379,81 @@ async fn wide_flow_takes_few_transactions_for_each_step() {
     let revision = usize::try_from(status(&cluster).await.revision).unwrap();
     println!("{revision} transactions of a flow of {} steps", steps.len());
     assert!(revision <= 2 * steps.len(), "{revision}");
+    farm.stop().await;
+}
+
+/// Flows whose probes wait for members that do not answer, as many as reconcile at once and more.
+#[tokio::test(start_paused = true)]
+async fn hanging_probes_delay_no_other_flow() {
+    const HANGING: usize = 70;
+    let cluster = Cluster::new(2).await;
+    let exit_code = |pod: &FakePod<'_>| {
+        let code = pod.command.last().and_then(|code| code.parse().ok());
+        code.filter(|_| !pod.is_new)
+    };
+    let store = Arc::new(cluster.store.clone());
+    let _nodes = FakeNodes::start(store, cluster.clock.clone(), Box::new(exit_code));
+    for n in 0..2 {
+        let capacity = "cpu=1000".parse().unwrap();
+        let address = "127.0.0.1".to_owned();
+        let record = NodeRecord { address, capacity, ..NodeRecord::default() };
+        cluster.put(key::node(&node(n)), record.encode()).await;
+    }
+    templates(&cluster).await;
+    let mut long = job_spec(0);
+    long["tasks"][0]["replicas"] = json!(5);
+    long["tasks"][0]["template"]["spec"]["containers"][0]["command"] = json!(["sleep"]);
+    template(&cluster, "long", long).await;
+    // Takes connections, and does not answer: five members and 16 probes take the limit of ten seconds.
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let path = |n| json!({"taskName": "t", "path": format!("/{n}"), "port": port});
+    let probes: Vec<Value> = (0..16).map(path).collect();
+    let depends = json!({"targets": ["a"], "probe": {"httpGetList": probes}});
+    let flows = json!([{"name": "a", "template": "long"},
+        {"name": "b", "template": "t", "dependsOn": depends}]);
+    let farm = cluster.start("a");
+    let put = async |name: &str, flows: &Value| {
+        let id: Namespaced = format!("default/{name}").parse().unwrap();
+        let document = json!({"kind": "JobFlow", "spec": {"flows": flows}});
+        cluster.put(key::job_flow(&id), document.to_string()).await;
+    };
+    for n in 0..HANGING {
+        put(&format!("hanging{n}"), &flows).await;
+    }
+    for n in 0..30 {
+        put(&format!("calm{n}"), &json!([step("a", &[])])).await;
+        let job: Namespaced = format!("default/calm{n}-a").parse().unwrap();
+        within(2 * SECOND, "the calm flow makes its step", || async {
+            cluster.entry(key::job(&job)).await.is_some()
+        })
+        .await;
+        tokio::time::sleep(SECOND).await;
+    }
+    let mut unanswered = 0;
+    for entry in cluster.list(&key::job_flow_statuses()).await {
+        let Ok(status) = FlowStatus::decode(&entry.value) else { continue };
+        let in_vain = ["no answer within", "its probes took longer than"];
+        unanswered += usize::from(in_vain.iter().any(|why| status.message.contains(why)));
+    }
+    assert!(unanswered > 0, "probes were made in vain");
+    // Then the members answer.
+    server.set_nonblocking(true).unwrap();
+    let server = tokio::net::TcpListener::from_std(server).unwrap();
+    let answering = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = server.accept().await {
+            tokio::spawn(async move {
+                let mut request = [0; 1024];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+            });
+        }
+    });
+    within(600 * SECOND, "all probes pass", || async {
+        let jobs = jobs(&cluster).await;
+        (0..HANGING).all(|n| jobs.contains(&format!("hanging{n}-b")))
+    })
+    .await;
+    answering.abort();
     farm.stop().await;
 }
