@@ -260,6 +260,75 @@ fn next_equals_a_second_implementation() {
     checked.unwrap();
 }
 
+/// The fields of a schedule: for each, which of its numbers are named, and whether it is `*`.
+struct Named([(Vec<bool>, bool); 5]);
+
+impl Named {
+    fn of(text: &str) -> Named {
+        let mut fields = text.split(' ');
+        Named([(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)].map(|(least, most)| {
+            let field = fields.next().unwrap();
+            let named = numbers(field, least, most);
+            ((0..=most).map(|n| named.contains(&n)).collect(), field == "*")
+        }))
+    }
+
+    fn has(&self, field: usize, value: i8) -> bool {
+        self.0[field].0[usize::try_from(value).unwrap()]
+    }
+
+    fn has_date(&self, date: civil::Date) -> bool {
+        let day = self.has(2, date.day());
+        let weekday = self.has(4, date.weekday().to_sunday_zero_offset());
+        let is_day = match (self.0[2].1, self.0[4].1) {
+            (true, _) => weekday,
+            (_, true) => day,
+            _ => day || weekday,
+        };
+        is_day && self.has(3, date.month())
+    }
+
+    /// The first minute after an instant at which clocks show a time that matches: local dates are walked, and on each
+    /// that matches all minutes of the day in UTC, of the one before and of the one after are tried.
+    fn next(&self, zone: &TimeZone, after: Timestamp) -> Option<Timestamp> {
+        let shown = |at| zone.to_offset(at).to_datetime(at);
+        let first = shown(after).date().yesterday().unwrap();
+        for date in first.series(jiff::Span::new().days(1)).take(9 * 366) {
+            let midnight = date.to_zoned(TimeZone::UTC).unwrap().timestamp().as_second();
+            let first = (midnight - 86_400).max(after.as_second().div_euclid(60) * 60 + 60);
+            let minutes = (first..midnight + 2 * 86_400).step_by(60);
+            let mut minutes = minutes.map(|second| Timestamp::from_second(second).unwrap());
+            let is_due = |at: &Timestamp| {
+                let shown = shown(*at);
+                let is_time = self.has(0, shown.minute()) && self.has(1, shown.hour());
+                is_time && shown.second() == 0 && self.has_date(shown.date())
+            };
+            if self.has_date(date)
+                && let Some(found) = minutes.find(is_due)
+            {
+                return Some(found);
+            }
+        }
+        None
+    }
+}
+
+/// A third implementation, without a search: all zones, all fields.
+#[test]
+fn next_equals_a_walk_over_all_dates() {
+    let checked = runner(cases()).run(&case(), |(text, zone, second)| {
+        let schedule = schedule(&text, zone);
+        let after = Timestamp::from_second(second).unwrap();
+        let expected = Named::of(&text).next(&schedule.zone, after);
+        prop_assert!(expected.is_some(), "{} {} after {}", text, zone, after);
+        let own = schedule.next(after);
+        prop_assert_eq!(own, expected, "{} {} after {}", text, zone, after);
+        prop_assert_eq!(schedule.latest(after, own.unwrap()), own);
+        Ok(())
+    });
+    checked.unwrap();
+}
+
 /// `CRON_CASES=100000` for more.
 fn cases() -> u32 {
     std::env::var("CRON_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000)
