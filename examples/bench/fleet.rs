@@ -71,11 +71,11 @@ impl Rc {
         )
     }
 
-    fn record(self, replicas: usize) -> String {
+    fn record(self, replicas: usize, disabled: bool) -> String {
         json!({
             "id": self.id, "manifest": Rc::manifest(self.number), "node_selector": "pool=bench",
             "pod_labels": {"availability_zone": "az1", "cluster_name": "bench"},
-            "replicas_desired": replicas, "disabled": false,
+            "replicas_desired": replicas, "disabled": disabled,
             "allocation_strategy": "static_strategy",
         })
         .to_string()
@@ -83,7 +83,17 @@ impl Rc {
 
     /// Creates the record, or changes its count.
     pub async fn write(self, store: &Consul, replicas: usize) -> anyhow::Result<()> {
-        let record = self.record(replicas).into();
+        self.write_as(store, replicas, false).await
+    }
+
+    /// The same, and disables or enables it.
+    pub async fn write_as(
+        self,
+        store: &Consul,
+        replicas: usize,
+        disabled: bool,
+    ) -> anyhow::Result<()> {
+        let record = self.record(replicas, disabled).into();
         if !store.put(&key::rc(self.id), record, 0, PutMode::Set).await? {
             bail!("Consul refused a plain write");
         }
@@ -124,8 +134,11 @@ pub async fn make_rcs(
     replicas: usize,
 ) -> anyhow::Result<Vec<Rc>> {
     let rcs: Vec<Rc> = (0..count).map(Rc::new).collect();
-    let write =
-        |rc: &Rc| Op::Set { key: key::rc(rc.id), value: rc.record(replicas).into(), flags: 0 };
+    let write = |rc: &Rc| Op::Set {
+        key: key::rc(rc.id),
+        value: rc.record(replicas, false).into(),
+        flags: 0,
+    };
     write_all(store, rcs.iter().map(write).collect()).await?;
     Ok(rcs)
 }

@@ -13,10 +13,12 @@
 #![expect(clippy::disallowed_methods, reason = "it measures time, at random moments")]
 
 mod clock;
+mod deallocations;
 mod farm;
 mod fleet;
 mod jobs;
 mod machine;
+mod owners;
 mod pass;
 mod pods;
 mod raw;

@@ -55,6 +55,13 @@ pub enum Row {
     /// An array of 10,000 tasks, 1,000 at a time; their pods end at once.
     #[value(name = "array-10000")]
     Array10000,
+    /// A flow of 100 layers of ten steps, each of which waits for all of the layer before it; its pods end at once.
+    #[value(name = "flow-1000")]
+    Flow1000,
+    /// 10,000 CronJobs that are due once a year, and none.
+    CronIdle,
+    /// Pods of one record are taken away by hand, 200 times, beside 5,000 pods of others.
+    Deallocate,
     /// A job of 1,000 pods on 1,000 nodes.
     #[value(name = "gang-1000")]
     Gang1000,
@@ -70,7 +77,7 @@ pub enum Row {
 }
 
 impl Row {
-    pub const ALL: [Row; 17] = [
+    pub const ALL: [Row; 20] = [
         Row::Cold1000,
         Row::Cold10000,
         Row::Create,
@@ -83,6 +90,9 @@ impl Row {
         Row::Jobs1000,
         Row::Jobs10000,
         Row::Array10000,
+        Row::Flow1000,
+        Row::CronIdle,
+        Row::Deallocate,
         Row::Gang1000,
         Row::GangKill,
         Row::Pass,
@@ -130,6 +140,9 @@ impl Bench {
             Row::Jobs1000 => self.jobs(1_000).await,
             Row::Jobs10000 => self.jobs(10_000).await,
             Row::Array10000 => self.array(10_000, 1_000).await,
+            Row::Flow1000 => self.flow(100, 10).await,
+            Row::CronIdle => self.cron_idle(10_000).await,
+            Row::Deallocate => self.deallocate(200).await,
             Row::Gang1000 => self.gang(1_000).await,
             Row::GangKill => self.gang_kill().await,
             Row::Pass => pass::alone(),
@@ -143,7 +156,7 @@ impl Bench {
     }
 
     /// An idle farm that has created all pods of `rcs` records with `replicas` each.
-    async fn settled(
+    pub async fn settled(
         &self,
         nodes: usize,
         rcs: usize,
@@ -489,7 +502,7 @@ pub fn last_of(entries: &[Entry]) -> Index {
     entries.iter().map(|entry| entry.modify_index).max().unwrap_or_default()
 }
 
-fn total(requests: &Requests) -> u64 {
+pub fn total(requests: &Requests) -> u64 {
     requests.values().sum()
 }
 

@@ -13,7 +13,7 @@ use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
-use rcfarm_node::agent::{Agent, AgentSettings};
+use rcfarm_node::agent::{Agent, AgentError, AgentSettings};
 use rcfarm_store::Env;
 use rcfarm_store::time::{Clock as _, IdSource, SystemClock};
 use rcfarm_store::{DeleteMode, Index, Op, Query, Reader as _, Store as _};
@@ -35,6 +35,8 @@ pub enum Row {
     Exit,
     /// 200 agents with 10 pods each, and nothing happens.
     Fleet,
+    /// 1,000 agents without pods, and 100 intents a second for other nodes.
+    IdleFleet,
     /// An agent with 50 pods is killed and started again.
     Adopt,
     /// A node with a single instance dies.
@@ -46,20 +48,33 @@ pub enum Row {
 }
 
 impl Row {
-    pub const ALL: [Row; 7] =
-        [Row::Start, Row::Exit, Row::Fleet, Row::Adopt, Row::Kill, Row::Drain, Row::Consul];
+    pub const ALL: [Row; 8] = [
+        Row::Start,
+        Row::Exit,
+        Row::Fleet,
+        Row::IdleFleet,
+        Row::Adopt,
+        Row::Kill,
+        Row::Drain,
+        Row::Consul,
+    ];
 }
 
 /// Consul's own limit.
 const CONNECTIONS: u32 = 200;
 
 pub async fn measure(row: Row, consul: &Path) -> anyhow::Result<Vec<Figure>> {
-    let connections = if row == Row::Fleet { 2_000 } else { CONNECTIONS };
+    let connections = match row {
+        Row::Fleet => 2_000,
+        Row::IdleFleet => 8_000,
+        _ => CONNECTIONS,
+    };
     let mut lab = Lab::new(consul, connections).await?;
     match row {
         Row::Start => start(&lab).await,
         Row::Exit => exit(&lab).await,
         Row::Fleet => fleet(&lab).await,
+        Row::IdleFleet => idle_fleet(&lab).await,
         Row::Adopt => adopt(&lab).await,
         Row::Kill => kill(&lab).await,
         Row::Drain => drain(&lab).await,
@@ -228,16 +243,8 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
         };
         let _ = lab.store.txn(&pods(10).iter().map(intent).collect::<Vec<_>>()).await?;
     }
-    let shutdown = CancellationToken::new();
-    let mut agents = JoinSet::new();
     let begun = Instant::now();
-    for name in &names {
-        let data_dir = dir.path().join(name.as_str());
-        let settings = AgentSettings::new(name.clone(), "127.0.0.1", data_dir);
-        let ids = Arc::new(IdSource::from_entropy());
-        let env = Env::new(lab.store.clone(), Arc::new(SystemClock), ids);
-        agents.spawn(Agent::new(settings, env, Arc::new(FakeDriver)).run(shutdown.clone()));
-    }
+    let agents = Agents::start(lab, &names, dir.path());
     until_running(lab, AGENTS * 10).await?;
     let up = begun.elapsed();
     sleep(Duration::from_secs(5)).await;
@@ -261,8 +268,77 @@ async fn fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
             figures.push(Figure::new(of(&format!("of these, {kind}")), count, "/s"));
         }
     }
-    shutdown.cancel();
-    while agents.join_next().await.is_some() {}
+    agents.stop().await;
+    Ok(figures)
+}
+
+/// Agents in this process, with a driver that only pretends to run pods.
+struct Agents {
+    shutdown: CancellationToken,
+    running: JoinSet<Result<(), AgentError>>,
+}
+
+impl Agents {
+    fn start(lab: &Lab, names: &[NodeName], data: &Path) -> Agents {
+        let shutdown = CancellationToken::new();
+        let mut running = JoinSet::new();
+        for name in names {
+            let settings = AgentSettings::new(name.clone(), "127.0.0.1", data.join(name.as_str()));
+            let ids = Arc::new(IdSource::from_entropy());
+            let env = Env::new(lab.store.clone(), Arc::new(SystemClock), ids);
+            running.spawn(Agent::new(settings, env, Arc::new(FakeDriver)).run(shutdown.clone()));
+        }
+        Agents { shutdown, running }
+    }
+
+    async fn stop(mut self) {
+        self.shutdown.cancel();
+        while self.running.join_next().await.is_some() {}
+    }
+}
+
+/// Requests of agents without pods while intents of other nodes are written.
+async fn idle_fleet(lab: &Lab) -> anyhow::Result<Vec<Figure>> {
+    const AGENTS: usize = 1_000;
+    const FOR: Duration = Duration::from_secs(60);
+    const PER_SECOND: u32 = 100;
+    let dir = tempfile::tempdir()?;
+    let names: Vec<NodeName> =
+        (0..AGENTS).map(|n| format!("n{n:04}").parse()).collect::<Result<_, _>>()?;
+    let agents = Agents::start(lab, &names, dir.path());
+    until("all nodes", || async {
+        let nodes = lab.store.list(&key::nodes(), Query::PLAIN).await?.value;
+        Ok(nodes.iter().filter(|entry| entry.session.is_some()).count() == AGENTS)
+    })
+    .await?;
+    sleep(Duration::from_secs(15)).await;
+    let (before, begun) = (lab.store.requests(), Instant::now());
+    let mut written = 0;
+    while begun.elapsed() < FOR {
+        // Late ones are made up for.
+        while begun.elapsed() >= Duration::from_secs(1) / PER_SECOND * written {
+            let foreign = format!("f{:03}", written % 200).parse()?;
+            let pod = format!("pod-{written:05}").parse()?;
+            lab.put(&key::intent(&foreign, &pod), manifest("pod", "")).await?;
+            written += 1;
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+    let (after, took) = (lab.store.requests(), begun.elapsed().as_secs_f64());
+    agents.stop().await;
+    let of = |what: &str| format!("{AGENTS} agents without pods: {what}");
+    let mut figures =
+        vec![Figure::new(of("intents of other nodes"), f64::from(written) / took, "/s")];
+    let mut total = 0.0;
+    for (kind, count) in &after {
+        let count = (count - before[kind]) as f64 / took / AGENTS as f64;
+        total += count;
+        if count > 0.0 {
+            figures.push(Figure::new(of(&format!("of these, {kind}")), count, "/s"));
+        }
+    }
+    total -= f64::from(written) / took / AGENTS as f64;
+    figures.insert(1, Figure::new(of("requests of one agent"), total, "/s").at_most(1.0));
     Ok(figures)
 }
 
