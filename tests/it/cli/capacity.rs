@@ -87,7 +87,7 @@ async fn what_is_allocated_to_nobody_is_reported_and_freed() {
         "{doctor}"
     );
     let listed = cluster.json(&["rc", "orphans"]).await;
-    assert_eq!((&listed[0]["what"], &listed[0]["node"]), (&json!("allocation"), &json!("n1")));
+    assert_eq!((&listed[0]["what"], &listed[0]["node"]), (&json!("promise"), &json!("n1")));
     assert_eq!(listed.as_array().unwrap().len(), 2, "a job's are its own business");
 
     let text = cluster.run(&["rc", "orphans", "--remove"]).await.ok();
