@@ -62,14 +62,18 @@ pub struct FlowProbe {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeCheck {
     /// An answer of 2xx or 3xx to `GET`.
-    Http { path: String, port: u16, header: Option<(String, String)> },
+    Http {
+        path: String,
+        port: u16,
+        header: Option<(String, String)>,
+    },
     /// A connection.
-    Tcp { port: u16 },
-    /// A phase.
+    Tcp {
+        port: u16,
+    },
     Phase(PodPhase),
 }
 
-/// A step.
 #[derive(Debug, Clone)]
 pub struct FlowStep {
     pub name: ObjectName,

@@ -83,11 +83,9 @@ impl fmt::Display for AllocationOwner {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Allocation {
-    /// Its owner.
     pub owner: AllocationOwner,
     /// Thousandths of a processor.
     pub cpu_milli: u64,
-    /// Bytes.
     pub memory_bytes: u64,
     /// The numbers of the devices of each kind, from 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -74,7 +74,6 @@ impl fmt::Display for CommandAction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
 pub enum Target {
-    /// A job.
     Job {
         /// Its name, as `<namespace>/<name>`.
         job: Namespaced,
@@ -88,7 +87,6 @@ pub enum Target {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         index: Option<u32>,
     },
-    /// A queue.
     Queue {
         /// Name of the queue.
         queue: QueueName,
@@ -98,9 +96,7 @@ pub enum Target {
 /// The value of a key below `rcfarm/commands/`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
-    /// The action.
     pub action: CommandAction,
-    /// The target.
     pub target: Target,
     /// The reason, for people.
     #[serde(default)]

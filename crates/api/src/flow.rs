@@ -70,7 +70,6 @@ pub struct FlowStatus {
     /// The owner farm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
-    /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     /// The record is not reconciled until then, because it kept failing.
@@ -94,7 +93,6 @@ impl FlowStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FlowState {
-    /// Its phase.
     pub phase: FlowPhase,
 }
 
@@ -122,7 +120,6 @@ displays_as_variant!(FlowPhase);
 pub struct FlowJob {
     /// Name of the job, in the flow's namespace.
     pub name: ObjectName,
-    /// Its step.
     pub step: ObjectName,
     /// Its last phase that was seen. `Terminated` if it was deleted before its end was seen.
     #[serde(default)]
@@ -184,7 +181,6 @@ pub struct RunningHistory {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FlowCondition {
-    /// Its phase.
     pub phase: JobPhase,
     /// When it was made.
     pub create_time: Timestamp,

@@ -84,9 +84,7 @@ name!(
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Namespaced {
-    /// The namespace.
     pub namespace: Namespace,
-    /// The name.
     pub name: ObjectName,
 }
 

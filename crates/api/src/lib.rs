@@ -9,7 +9,6 @@
 //! | [`resource_list`] | amounts of processor, memory and devices |
 //! | [`audit`] | audit records, and the fold of a log to the state that it describes |
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod allocation;
 pub mod audit;

@@ -39,7 +39,6 @@ impl AffinityGroupState {
 pub struct PodPlacementInfo {
     /// Number of the member, as in [`GroupRequest::members`].
     pub member: usize,
-    /// The node.
     pub node: String,
     /// Device numbers on the node.
     pub devices: Vec<i32>,

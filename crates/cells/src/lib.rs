@@ -49,7 +49,6 @@
 //!
 //! The safety check is exact: what all virtual clusters have not bound yet must fit together, not level by level.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod config;
 pub mod group;

@@ -136,7 +136,6 @@ impl Arena {
     }
 }
 
-/// A virtual cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct VirtualCluster {
     /// Preassigned cells that are not pinned, by chain.

@@ -21,7 +21,6 @@ use crate::state::State;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RebuildNote {
-    /// The group.
     pub group: GroupKey,
     /// What is different, and why.
     pub note: String,

@@ -20,7 +20,6 @@ pub(super) const SERF_HEALTH: &str = "serfHealth";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Passing.
     Passing,
     /// Warning; ends no session.
     Warning,

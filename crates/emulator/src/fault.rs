@@ -9,7 +9,6 @@ use rcfarm_store::StoreError;
 
 /// A request as [`Faults`] sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(missing_docs)]
 pub enum Request<'a> {
     Get(&'a str),
     List(&'a str),

@@ -22,15 +22,12 @@ pub struct Tables {
 /// The subject of a read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
-    /// One key.
     Key(String),
     /// Keys that begin with this text.
     Prefix(String),
-    /// One session.
     Session(SessionId),
     /// All sessions.
     Sessions,
-    /// One service.
     Service(String),
     /// All checks.
     Checks,

@@ -10,7 +10,6 @@ use rcfarm_store::{Entry, Index, Op, Refusal, StoreError, TxnOutcome};
 
 /// Consul's verb of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Verb {
     Set,
     Cas,

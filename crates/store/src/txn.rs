@@ -12,7 +12,6 @@ use uuid::Uuid;
 
 /// One operation of a transaction, named after Consul's verb.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum Op {
     Set { key: Key, value: Bytes, flags: u64 },
     Cas { key: Key, value: Bytes, flags: u64, index: Index },
@@ -71,13 +70,9 @@ impl Op {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
     /// Reads the key. Refused if it does not exist. Without rights the answer lacks the entry.
-    Get {
-        /// The key.
-        key: Key,
-    },
+    Get { key: Key },
     /// Refused unless the key has this ModifyIndex.
     IsAt {
-        /// The key.
         key: Key,
         /// The expected ModifyIndex.
         index: Index,

@@ -13,9 +13,7 @@ use crate::{Entry, Index, Key, Prefix};
 pub struct Versioned<T> {
     /// ModifyIndex.
     pub index: Index,
-    /// CreateIndex.
     pub created: Index,
-    /// The value.
     pub value: T,
 }
 

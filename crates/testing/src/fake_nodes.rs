@@ -31,7 +31,6 @@ const CONCURRENT_TXNS: usize = 8;
 /// A pod to be reported, with the input for its exit code.
 #[derive(Debug)]
 pub struct FakePod<'a> {
-    /// Its id.
     pub id: &'a PodId,
     /// `<job>-<task>-<index>` of a job's pod, otherwise the id.
     pub name: &'a str,

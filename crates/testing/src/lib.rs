@@ -15,7 +15,6 @@
 //!
 //! The crate does not depend on the root package: an edit of `src/` does not rebuild it.
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 pub mod clock;
 pub mod consul_server;

@@ -38,7 +38,6 @@ impl RequestCounter {
         self.lock().get(what).copied().unwrap_or(0)
     }
 
-    /// Transactions.
     #[must_use]
     pub fn transactions(&self) -> u64 {
         self.count("txn")

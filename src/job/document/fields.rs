@@ -35,7 +35,6 @@ impl FieldIssues {
 pub struct JobQueue {
     /// Path of the field that names it, in the document.
     pub field: String,
-    /// Its name.
     pub name: String,
 }
 

@@ -176,7 +176,6 @@ pub struct Booking {
 }
 
 impl Booking {
-    /// The operation.
     #[must_use]
     pub fn op(&self) -> Op {
         let (key, index) = (key::allocation(&self.node), self.room.index);

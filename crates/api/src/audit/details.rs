@@ -101,7 +101,6 @@ pub enum Actor {
         /// Name of the operating system's user.
         name: String,
     },
-    /// A rolling update.
     RollingUpdate,
 }
 

@@ -21,7 +21,6 @@ pub const VERSION: &str = "volcano.sh/job-version";
 /// Identity of a job's pod: `job` of the manifest, and the same in its labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
-    /// The job.
     #[serde(rename = "id")]
     pub job: Namespaced,
     /// The job's uid.

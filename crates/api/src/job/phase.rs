@@ -22,13 +22,11 @@ pub enum JobPhase {
     Aborted,
     /// Remaining members are being stopped; the job then counts as completed.
     Completing,
-    /// Completed.
     Completed,
     /// Members are being stopped for good.
     Terminating,
     /// Stopped for good.
     Terminated,
-    /// Failed.
     Failed,
 }
 

@@ -165,7 +165,6 @@ pub struct Variables {
 pub struct Expanded {
     /// Program and arguments.
     pub command: Vec<String>,
-    /// The environment.
     pub env: BTreeMap<String, String>,
     /// Size of both as the kernel counts it, in bytes.
     pub bytes: usize,

@@ -21,13 +21,11 @@ pub const ROOT: &str = "root";
 pub const MAX_DEPTH: usize = 5;
 /// How many groups may go before one that waits for capacity, unless the queue says otherwise.
 pub const MAX_PASSES: u32 = 100;
-/// The greatest weight.
 pub const MAX_WEIGHT: i64 = 65_535;
 
 /// The stored record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueRecord {
-    /// The specification.
     #[serde(default)]
     pub spec: QueueSpec,
     /// Fields that we do not know, such as a manifest's `apiVersion`.
@@ -165,7 +163,6 @@ impl QueueRecord {
 }
 
 impl QueueSpec {
-    /// Its parent.
     pub fn parent(&self) -> Option<&QueueName> {
         self.parent.as_ref().filter(|parent| parent.as_str() != ROOT)
     }

@@ -81,7 +81,6 @@ pub struct Waiting {
 /// Groups by phase (`volcano.md` §1.3).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-#[allow(missing_docs)]
 pub struct Counters {
     pub pending: u64,
     pub inqueue: u64,

@@ -32,7 +32,6 @@ pub struct RcStatus {
     /// A node transfer under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Transfer>,
-    /// The last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     /// The record is not reconciled until then, because it kept failing.
@@ -101,7 +100,6 @@ pub struct Replicas {
 /// Who owns the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RcOwner {
-    /// The farm.
     pub farm: FarmName,
     /// Since when.
     pub since: Timestamp,

@@ -21,7 +21,6 @@ const LONGEST: u64 = 366 * 24 * 3_600;
 /// The stored record. Unknown fields survive a rewrite.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerRecord {
-    /// The specification.
     #[serde(default)]
     pub spec: SchedulerSpec,
     /// Fields that we do not know.

@@ -22,7 +22,6 @@ pub struct SchedulerStatus {
     /// Since when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     /// The record is not reconciled until then, because it kept failing.

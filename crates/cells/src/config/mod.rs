@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{CellModel, CellType, PinnedCellId, VirtualClusterName};
 
-/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CellConfig {
@@ -41,7 +40,6 @@ pub struct PhysicalClusterSpec {
     pub physical_cells: Vec<PhysicalCellSpec>,
 }
 
-/// A cell type.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CellTypeSpec {
@@ -81,12 +79,10 @@ pub struct PhysicalCellSpec {
         skip_serializing_if = "String::is_empty"
     )]
     pub pinned_cell_id: PinnedCellId,
-    /// Its children.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub cell_children: Vec<PhysicalCellSpec>,
 }
 
-/// A virtual cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualClusterSpec {

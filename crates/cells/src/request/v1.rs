@@ -12,7 +12,6 @@ use rcfarm_api::cells::GroupKey;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSchedulingSpec {
-    /// The virtual cluster.
     #[serde(default, deserialize_with = "text_or_number")]
     pub virtual_cluster: String,
     /// −1 is opportunistic, 0 to 1000 guaranteed.
@@ -45,7 +44,6 @@ pub struct PodSchedulingSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AffinityGroupSpec {
-    /// Its name.
     #[serde(default, deserialize_with = "text_or_number")]
     pub name: String,
     /// Its pods.

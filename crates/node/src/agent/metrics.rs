@@ -38,7 +38,6 @@ pub struct AgentCounts {
 }
 
 impl AgentMetrics {
-    /// The counters.
     pub fn counts(&self) -> AgentCounts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -38,7 +38,6 @@ pub(super) struct ServiceState {
     pub(super) session: Option<SessionId>,
     /// Whether the node's own service has a check that the services can follow.
     pub(super) has_check: bool,
-    /// The services.
     pub(super) services: IntendedServices,
 }
 

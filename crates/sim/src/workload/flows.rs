@@ -9,7 +9,6 @@ use rcfarm_store::Key;
 
 /// Kinds of JobFlows.
 pub const FLOWS: [&str; 6] = ["line", "diamond", "rescue", "probed", "brief", "halted"];
-/// Templates.
 pub const TEMPLATES: [&str; 2] = ["work", "short"];
 
 /// The name of a JobFlow.
