@@ -42,7 +42,7 @@ struct MemberProbe<'a> {
 ///
 /// # Errors
 /// Any [`StoreError`] of the keys read.
-pub async fn ask(
+pub async fn run_probes(
     reader: &dyn Reader,
     namespace: &Namespace,
     requests: &[ProbeRequest],

@@ -136,7 +136,7 @@ impl Probing {
             let made = {
                 // Never closed.
                 let _slot = ctx.slots.acquire().await;
-                probes::ask(ctx.reader.as_ref(), &ctx.namespace, &asked).await
+                probes::run_probes(ctx.reader.as_ref(), &ctx.namespace, &asked).await
             };
             // Nobody waits for them any more.
             let _ = send.send(made);

@@ -59,7 +59,7 @@ async fn members_are_asked_at_their_nodes_and_redirects_are_not_followed() {
         ProbeRequest { uid: Index(8), ..request("older", http(good)) },
         ProbeRequest { task: "u".to_owned(), ..request("nowhere", http(good)) },
     ];
-    let results = ask(&store, &group.namespace, &requests).await.unwrap();
+    let results = run_probes(&store, &group.namespace, &requests).await.unwrap();
     let of = |step: &str| results[&step.parse::<ObjectName>().unwrap()].clone();
     assert_eq!((of("good"), of("away")), (Ok(()), Ok(())));
     assert!(of("bad").unwrap_err().contains("status 503"));
