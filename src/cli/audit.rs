@@ -1,10 +1,12 @@
 //! `rcfarm audit …`: the audit log.
 //!
-//! Keys read: the audit log, records and statuses of controllers and jobs, queues, pods' labels, allocations.
+//! Keys read: the audit log, records and statuses of controllers and jobs, queues, CronJobs, flows, templates, priority
+//! classes, cells, pods' labels, allocations.
 //! Keys written: `acknowledge` adds records; `prune` adds a checkpoint to the log and then deletes older records. Farms and commands append records.
 //! A crash of `prune` between the two leaves more records than necessary; the next `prune` deletes them.
 
 mod jobs;
+mod records;
 mod verify;
 
 use std::collections::BTreeMap;

@@ -14,7 +14,7 @@ use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, StatusChain, StatusWrite,
 };
 use rcfarm_api::Timestamp;
-use rcfarm_api::audit::{Actor, AuditRecord, Details, RecordStep};
+use rcfarm_api::audit::{Actor, AuditRecord, Details, RECORD_GONE, RecordStep};
 use rcfarm_api::ids::{Namespaced, ObjectName};
 use rcfarm_api::job::status::JobOwner;
 use rcfarm_api::manifest::command_line::cut;
@@ -158,7 +158,7 @@ impl<S: OwnerStatus> OwnerRecord<S> {
             return Ok(Action::AwaitChange);
         }
         let mut step = self.step(self.chain.status().uid(), self.chain.status());
-        (step.reason, step.message) = ("Deleted".to_owned(), String::new());
+        (step.reason, step.message) = (RECORD_GONE.to_owned(), String::new());
         let change = Change {
             status: StatusWrite::Delete,
             audit: vec![self.audit(step)],

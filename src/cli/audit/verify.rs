@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use super::{AcknowledgeArgs, controller, jobs, logged};
+use super::{AcknowledgeArgs, controller, jobs, logged, records};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::rc::allocations;
@@ -12,8 +12,9 @@ use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::OrphanedAllocation;
 use rcfarm_api::Stored;
 use rcfarm_api::audit::{
-    Actual, ChangeAcknowledged, Details, Difference, Folded, JobDifference, Logged, QueueChange,
-    StoredJob, compare, compare_jobs, compare_queues, compare_records, fold, record_hash,
+    Actual, ChangeAcknowledged, Details, Difference, Folded, JobDifference, Logged, LoggedRecord,
+    QueueChange, RecordDifference, StoredJob, compare, compare_jobs, compare_queues,
+    compare_records, fold, record_hash,
 };
 use rcfarm_api::ids::{Namespaced, QueueName, RcId};
 use rcfarm_api::key::{self, LabelKind};
@@ -35,6 +36,8 @@ struct LogAndState {
     queue_differences: BTreeSet<QueueName>,
     jobs: BTreeMap<Namespaced, StoredJob>,
     job_differences: BTreeSet<JobDifference>,
+    /// CronJobs, flows and their templates, priority classes, cells.
+    record_differences: BTreeSet<RecordDifference>,
 }
 
 async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> {
@@ -42,7 +45,7 @@ async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> 
     let logs = [key::audit_logs(), key::namespaced_audit_logs()];
     let records = [key::rcs(), key::rc_statuses(), key::queues()];
     let trees = logs.iter().cloned().chain(records).chain(jobs::trees());
-    let trees = trees.chain(allocations::trees());
+    let trees = trees.chain(LoggedRecord::prefixes()).chain(allocations::trees());
     let entries = allocations::snapshot(context, trees).await?;
     let under = |prefix: &rcfarm_store::Prefix| {
         let entries = entries.iter().filter(|entry| prefix.tail(&entry.key).is_some());
@@ -62,6 +65,7 @@ async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> 
     let queue_differences = compare_queues(&folded, &queues);
     let jobs = jobs::stored_jobs(&entries);
     let job_differences = compare_jobs(&folded.jobs, &jobs);
+    let record_differences = records::differing(&folded.records, &entries);
     Ok(LogAndState {
         entries,
         log,
@@ -73,12 +77,20 @@ async fn log_and_state(context: &CommandContext) -> anyhow::Result<LogAndState> 
         queue_differences,
         jobs,
         job_differences,
+        record_differences,
     })
 }
 
 pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> {
     let LogAndState {
-        entries, log, folded, differences, queue_differences, job_differences, ..
+        entries,
+        log,
+        folded,
+        differences,
+        queue_differences,
+        job_differences,
+        record_differences,
+        ..
     } = log_and_state(context).await?;
     let (unknown, differences): (Vec<_>, Vec<_>) = differences
         .into_iter()
@@ -94,12 +106,16 @@ pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> 
         "queue_differences": queue_differences,
         "jobs": folded.jobs.len(),
         "job_differences": job_differences,
+        "other_records": folded.records.len(),
+        "record_differences": record_differences,
         "gaps": folded.gaps,
         "not_in_log": unknown,
         "records_without_controller": folded.unattributed,
     });
-    let is_same =
-        differences.is_empty() && queue_differences.is_empty() && job_differences.is_empty();
+    let is_same = differences.is_empty()
+        && queue_differences.is_empty()
+        && job_differences.is_empty()
+        && record_differences.is_empty();
     let is_clean = is_same && folded.gaps.is_empty() && orphaned_allocations.is_empty();
     context.show(&shown, || {
         let mut text: String = differences.iter().map(|d| format!("differs: {d}\n")).collect();
@@ -108,6 +124,9 @@ pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> 
         }
         for job in &job_differences {
             text.push_str(&format!("differs: {}\n", jobs::describe(job)));
+        }
+        for difference in &record_differences {
+            text.push_str(&format!("differs: {difference}\n"));
         }
         if !is_same {
             text.push_str(
@@ -130,8 +149,10 @@ pub(super) async fn verify(context: &CommandContext) -> anyhow::Result<CliExit> 
         let (log, controllers) = (log.len(), folded.controllers.len());
         let verdict = if is_clean { "agree" } else { "do not agree" };
         let (queues, jobs) = (folded.queues.len(), folded.jobs.len());
+        let others = folded.records.len();
         text.push_str(&format!(
-            "{log} records and the state of {controllers} controllers, {queues} queues and {jobs} jobs {verdict}\n"
+            "{log} records and the state of {controllers} controllers, {queues} queues, {jobs} jobs and \
+             {others} other records {verdict}\n"
         ));
         text
     })?;
@@ -142,7 +163,7 @@ fn queue_words(queue: &QueueName) -> String {
     format!("queue {queue}: its spec is not the one that was logged last")
 }
 
-/// Writes a record for each controller, queue and job whose state the log does not give: from then on the log has it. Each
+/// Writes a record for each controller, queue, job and other record whose state the log does not give: from then on the log has it. Each
 /// is guarded by what it is about.
 pub(super) async fn acknowledge(
     context: &CommandContext,
@@ -159,6 +180,7 @@ pub(super) async fn acknowledge(
         mut queue_differences,
         jobs: stored_jobs,
         mut job_differences,
+        mut record_differences,
         ..
     } = log_and_state(context).await?;
     let mut found: BTreeMap<RcId, Vec<String>> = BTreeMap::new();
@@ -192,6 +214,7 @@ pub(super) async fn acknowledge(
     if only.is_some() {
         queue_differences.clear();
         job_differences.clear();
+        record_differences.clear();
     }
     if !args.dry_run {
         for queue in &queue_differences {
@@ -212,9 +235,11 @@ pub(super) async fn acknowledge(
             let guards = [key::job(job), key::job_status(job)].map(|key| unchanged(key, &entries));
             accept(context, format!("job {job}"), guards, &Details::JobChanged(change)).await?;
         }
+        records::acknowledge(context, &record_differences, &entries).await?;
     }
     let shown = json!({
-        "acknowledged": found, "queues": queue_differences, "jobs": job_differences, "dry_run": args.dry_run,
+        "acknowledged": found, "queues": queue_differences, "jobs": job_differences,
+        "other_records": record_differences, "dry_run": args.dry_run,
     });
     context.show(&shown, || {
         let would = if args.dry_run { "would accept" } else { "accepted" };
@@ -228,17 +253,20 @@ pub(super) async fn acknowledge(
         for job in &job_differences {
             text.push_str(&format!("{would}: {}\n", jobs::describe(job)));
         }
-        let (controllers, queues, jobs) =
-            (found.len(), queue_differences.len(), job_differences.len());
+        for difference in &record_differences {
+            text.push_str(&format!("{would}: {difference}\n"));
+        }
+        let (controllers, queues) = (found.len(), queue_differences.len());
+        let (jobs, others) = (job_differences.len(), record_differences.len());
         text.push_str(&format!(
-            "{would} the state of {controllers} controllers, {queues} queues and {jobs} jobs"
+            "{would} the state of {controllers} controllers, {queues} queues, {jobs} jobs and {others} other records"
         ));
         text
     })
 }
 
 /// Writes a record of what was accepted, unless it has changed since it was read.
-async fn accept(
+pub(super) async fn accept(
     context: &CommandContext,
     what: String,
     guards: impl IntoIterator<Item = Op>,
@@ -256,7 +284,7 @@ pub(super) fn guards(controller: RcId, entries: &[Entry]) -> [Op; 2] {
 }
 
 /// The operation that fails if a key has changed since these entries were read.
-fn unchanged(key: Key, entries: &[Entry]) -> Op {
+pub(super) fn unchanged(key: Key, entries: &[Entry]) -> Op {
     match entries.iter().find(|entry| entry.key == key.as_str()) {
         Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
         None => Op::CheckNotExists { key },

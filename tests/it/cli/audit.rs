@@ -168,7 +168,7 @@ async fn raw_edits_of_jobs_are_told_and_can_be_accepted() {
     let status = "rcfarm/job_status/default/mnist";
     until("it has a status", async || cluster.get(status).await.is_some()).await;
     let said = verify().await.ok();
-    assert!(said.contains("1 jobs agree"), "{said}");
+    assert!(said.contains("1 jobs and 0 other records agree"), "{said}");
     farm.stop().await;
     // Each by hand: the status, the record, the deletion of both.
     let key = "rcfarm/jobs/default/mnist";
@@ -272,4 +272,121 @@ async fn raw_edits_of_records_are_told_and_can_be_accepted() {
     cluster.run(&["queue", "delete", "research"]).await.ok();
     cluster.run(&["rc", "delete", "web", "--force"]).await.ok();
     assert!(verify().await.ok().contains("agree"));
+}
+
+const RECORDS: &str = "\
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: high}
+value: 1000
+---
+apiVersion: flow.volcano.sh/v1alpha1
+kind: JobTemplate
+metadata: {name: a}
+spec:
+  tasks: [{name: w, replicas: 1, template: {spec: {restartPolicy: Never, containers: [{name: c, command: [sleep, '60']}]}}}]
+---
+apiVersion: flow.volcano.sh/v1alpha1
+kind: JobFlow
+metadata: {name: test}
+spec: {jobRetainPolicy: retain, flows: [{name: a}]}
+";
+
+const CRON: &str = "\
+apiVersion: batch.volcano.sh/v1alpha1
+kind: CronJob
+metadata: {name: nightly}
+spec:
+  schedule: '30 2 * * *'
+  jobTemplate:
+    spec:
+      tasks: [{name: w, replicas: 1, template: {spec: {restartPolicy: Never, containers: [{name: c, command: [sleep, '60']}]}}}]
+";
+
+const CELLS: &str = "\
+physicalCluster:
+  cellTypes: {NODE: {childCellType: GPU, childCellNumber: 2, isNodeLevel: true}}
+  physicalCells: [{cellType: NODE, cellAddress: n1}]
+virtualClusters:
+  research: {virtualCells: [{cellType: NODE, cellNumber: 1}]}
+";
+
+#[tokio::test]
+async fn raw_edits_of_other_records_are_told_and_accepted() {
+    let cluster = HttpCluster::new().await;
+    for (name, text) in [("records.yaml", &*format!("{RECORDS}---\n{CRON}")), ("cells.yaml", CELLS)]
+    {
+        std::fs::write(cluster.dir.path().join(name), text).unwrap();
+        cluster.run(&["apply", "-f", name]).await.ok();
+    }
+    let verify = async || cluster.run(&["audit", "verify"]).await;
+    let said = verify().await.ok();
+    assert!(said.contains("0 jobs and 5 other records agree"), "{said}");
+    let kinds = [
+        ("CronJob default/nightly", "rcfarm/cron_jobs/default/nightly", "30 2", "45 3"),
+        ("JobFlow default/test", "rcfarm/job_flows/default/test", "retain", "delete"),
+        ("JobTemplate default/a", "rcfarm/job_templates/default/a", "sleep", "true"),
+        ("priority class high", "rcfarm/priority_classes/high", "1000", "1001"),
+        ("cells", "rcfarm/cells/config", "\"cellNumber\":1", "\"cellNumber\":2"),
+    ];
+    let agrees = async || {
+        for command in ["acknowledge", "prune --keep 0s"] {
+            let words: Vec<&str> = ["audit"].into_iter().chain(command.split(' ')).collect();
+            cluster.run(&words).await.ok();
+            let said = verify().await;
+            assert!(said.code == 0 && said.stdout.contains("agree"), "{command}: {said:?}");
+        }
+    };
+    for (name, key, from, to) in kinds {
+        // What a command writes is no difference, and nothing is lost by a prune.
+        agrees().await;
+        let text = cluster.get(key).await.unwrap();
+        let edited = text.replace(from, to);
+        assert_ne!(text, edited, "{name}");
+        cluster.put(key, edited).await;
+        let said = verify().await;
+        let line = format!("differs: {name}: its record is not the one that a command wrote last");
+        assert!(said.code == 2 && said.stdout.contains(&line), "{line}: {said:?}");
+        let would = cluster.run(&["audit", "acknowledge", "--dry-run"]).await.ok();
+        assert!(would.contains("and 1 other records"), "{would}");
+        assert_eq!(verify().await.code, 2, "a dry run accepts nothing");
+        agrees().await;
+
+        cluster.delete(key).await;
+        let said = verify().await;
+        let line = format!("differs: {name}: the log has it, and it has no record");
+        assert!(said.code == 2 && said.stdout.contains(&line), "{line}: {said:?}");
+        let shown: serde_json::Value =
+            serde_json::from_str(&cluster.run(&["audit", "verify", "-o", "json"]).await.stdout)
+                .unwrap();
+        assert_eq!(shown["record_differences"].as_array().unwrap().len(), 1, "{shown}");
+        agrees().await;
+    }
+    let left = cluster.events().await;
+    assert!(left.iter().all(|event| event == "AUDIT_CHECKPOINT"), "{left:?}");
+}
+
+/// A farm deletes the status of a record that is gone, but does not say that anybody deleted the record.
+#[tokio::test]
+async fn record_deleted_by_hand_differs_though_a_farm_runs() {
+    let cluster = HttpCluster::new().await;
+    std::fs::write(cluster.dir.path().join("cron.yaml"), CRON).unwrap();
+    let _farm = cluster.start("f1");
+    let status = "rcfarm/cron_job_status/default/nightly";
+    let is_there = async || cluster.get(status).await.is_some();
+    cluster.run(&["apply", "-f", "cron.yaml"]).await.ok();
+    until("it has a status", async || is_there().await).await;
+    cluster.delete("rcfarm/cron_jobs/default/nightly").await;
+    until("its status is deleted", async || !is_there().await).await;
+    let said = cluster.run(&["audit", "verify"]).await;
+    let line = "differs: CronJob default/nightly: the log has it, and it has no record";
+    assert!(said.code == 2 && said.stdout.contains(line), "{said:?}");
+    // A command's deletion is in the log, with the jobs and without.
+    for more in [&["--keep-jobs"][..], &[]] {
+        cluster.run(&["apply", "-f", "cron.yaml"]).await.ok();
+        until("it has a status", async || is_there().await).await;
+        cluster.run(&[&["cron", "delete", "nightly"][..], more].concat()).await.ok();
+        until("its status is deleted", async || !is_there().await).await;
+        assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    }
 }

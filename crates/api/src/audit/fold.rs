@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::job_fold::fold_jobs;
 use super::queues::is_abridged;
+use super::record_fold::{FoldedRecords, record_change};
 use super::{
     AuditRecord, Checkpoint, ControllerChange, Details, EventType, FoldedController, FoldedJob,
     PROMISE_LEAKED, QueueChange, Retarget, abridged,
@@ -38,6 +39,8 @@ pub struct Folded {
     pub queues: BTreeMap<QueueName, Option<Value>>,
     /// Jobs that were not deleted.
     pub jobs: BTreeMap<Namespaced, FoldedJob>,
+    /// Other records that users write.
+    pub records: FoldedRecords,
     /// Records that contradict those before them.
     pub gaps: Vec<Gap>,
     /// Number of retargets without a controller (by p2). They cannot be folded.
@@ -161,12 +164,13 @@ impl Base {
 /// Folds the records after the base, up to and including index `until`.
 pub(super) fn fold_from(base: &Base, ordered: &[&Logged], until: Index) -> Folded {
     let mut folded = Folded { controllers: base.state.clone(), ..Folded::default() };
-    // A prune keeps what the state of queues and jobs stands on, so that checkpoints do not have them.
+    // A prune keeps what the state of queues, jobs and other records stands on, so that checkpoints do not have them.
     folded.jobs = fold_jobs(ordered.iter().copied().filter(|logged| logged.index <= until));
     for logged in ordered.iter().filter(|logged| logged.index <= until) {
         if let Some(change) = queue_change(logged) {
             folded.queues.insert(change.queue, change.after);
         }
+        folded.records.extend(record_change(logged));
     }
     for logged in ordered.iter().filter(|l| l.index > base.through && l.index <= until) {
         match logged.record.details() {

@@ -74,6 +74,9 @@ pub struct JobChange {
     pub step: Option<FoldedStep>,
 }
 
+/// Reason of a [`RecordStep`] that deleted the status of a record that others had deleted.
+pub const RECORD_GONE: &str = "RecordGone";
+
 /// A farm acted for a record that makes jobs, such as a CronJob. One record per transaction. The jobs have records of
 /// their own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +94,7 @@ pub struct RecordStep {
     /// The phase after, of kinds that have phases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Reason, a fixed token; `Deleted` if record or status were deleted.
+    /// Reason, a fixed token; `Deleted` if the record was deleted, [`RECORD_GONE`] if only its status was.
     pub reason: String,
     /// Message for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -113,9 +116,9 @@ pub struct RecordChange {
     pub record: Namespaced,
     /// Who made the change.
     pub actor: Actor,
-    /// `Created`, `Changed`, `Suspended`, `Resumed` or `Deleted`.
+    /// `Created`, `Changed`, `Suspended`, `Resumed`, `Deleted`, or `Acknowledged`: a user accepted what is stored.
     pub action: String,
-    /// [`record_hash`](super::record_hash) of the record that was written. `None`: it was deleted.
+    /// [`record_hash`](super::record_hash) of the record that was written or accepted. `None`: it was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
 }

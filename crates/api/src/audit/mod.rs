@@ -16,6 +16,7 @@ mod jobs;
 mod prune;
 mod queues;
 mod record;
+mod record_fold;
 
 pub use details::{
     Actor, ChangeAcknowledged, Checkpoint, ControllerChange, DeletionConfirmed, Details,
@@ -29,13 +30,14 @@ pub use job_fold::{
     ACKNOWLEDGED, DELETED, FoldedJob, FoldedStep, JobDifference, ORPHANS_REMOVED, StoredJob,
     compare_jobs,
 };
-pub use jobs::{JobChange, JobStep, RecordChange, RecordStep};
+pub use jobs::{JobChange, JobStep, RECORD_GONE, RecordChange, RecordStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{
     CellsChange, GroupChange, GroupsOrdered, LONGEST_REPEATED, PriorityClassChange, QueueChange,
     abridged,
 };
 pub use record::{AuditCause, AuditRecord, CauseKind, EventType, SCHEMA_VERSION};
+pub use record_fold::{FoldedRecords, LoggedRecord, RecordDifference, compare_logged_records};
 
 #[cfg(test)]
 mod tests;

@@ -6,8 +6,9 @@ use uuid::Uuid;
 
 use super::fold::{Base, Folded, fold_from, in_order, queue_change};
 use super::job_fold::fold_jobs;
+use super::record_fold::record_change;
 use super::{Checkpoint, EventType, FoldedController, FoldedJob, Logged};
-use crate::ids::{NodeName, QueueName, RcId};
+use crate::ids::{NodeName, RcId};
 use crate::{Index, Timestamp};
 
 /// Approximate size of a checkpoint's part in bytes. Consul stores values up to 512 KiB.
@@ -34,7 +35,13 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
     let is_checkpoint = |logged: &Logged| logged.record.event_type == EventType::Checkpoint;
     let jobs = fold_jobs(ordered.iter().copied());
     let of_jobs = jobs.values().flat_map(FoldedJob::sources);
-    let kept: BTreeSet<Uuid> = of_queues(&ordered, older_than).into_iter().chain(of_jobs).collect();
+    let of_queues = last_records(&ordered, older_than, |logged| {
+        queue_change(logged).map(|change| (change.queue, change.after.is_none()))
+    });
+    let of_records = last_records(&ordered, older_than, |logged| {
+        record_change(logged).map(|(record, hash)| (record, hash.is_none()))
+    });
+    let kept: BTreeSet<Uuid> = of_queues.into_iter().chain(of_records).chain(of_jobs).collect();
     let old: Vec<&Logged> = ordered
         .iter()
         .copied()
@@ -58,25 +65,27 @@ pub fn prune_plan(log: &[Logged], older_than: Timestamp, set: Uuid) -> PrunePlan
     }
 }
 
-/// The records on which the state of the queues stands: the last one of each. The deletion of a queue is needed as long
-/// as a record of its earlier life is kept.
-fn of_queues(ordered: &[&Logged], older_than: Timestamp) -> BTreeSet<Uuid> {
-    /// The last record of a queue.
+/// The records on which the state of something stands: the last one of each. `changed`: what a record of the log
+/// changes, and whether that is its deletion, which is needed as long as a record of its earlier life is kept.
+fn last_records<K: Ord>(
+    ordered: &[&Logged],
+    older_than: Timestamp,
+    changed: impl Fn(&Logged) -> Option<(K, bool)>,
+) -> BTreeSet<Uuid> {
+    /// The last record of something.
     struct Last {
         id: Uuid,
         is_deletion: bool,
-        /// All records of the queue are old.
+        /// All its records are old.
         are_old: bool,
     }
-    let mut last: BTreeMap<QueueName, Last> = BTreeMap::new();
+    let mut last: BTreeMap<K, Last> = BTreeMap::new();
     for logged in ordered {
-        let Some(change) = queue_change(logged) else { continue };
-        let is_deletion = change.after.is_none();
+        let Some((key, is_deletion)) = changed(logged) else { continue };
         let is_old = logged.record.timestamp < older_than;
-        let queue =
-            last.entry(change.queue).or_insert(Last { id: logged.id, is_deletion, are_old: true });
-        let are_old = queue.are_old && is_old;
-        *queue = Last { id: logged.id, is_deletion, are_old };
+        let last = last.entry(key).or_insert(Last { id: logged.id, is_deletion, are_old: true });
+        let are_old = last.are_old && is_old;
+        *last = Last { id: logged.id, is_deletion, are_old };
     }
     let is_needed = |last: &Last| !(last.is_deletion && last.are_old);
     last.into_values().filter(is_needed).map(|last| last.id).collect()

@@ -26,6 +26,11 @@ pub(super) fn is_abridged(value: &Value) -> bool {
     value.as_object().is_some_and(|fields| fields.len() == 1 && fields.contains_key(OMITTED))
 }
 
+/// The hash in place of a value that was too long.
+pub(super) fn abridged_hash(value: &Value) -> Option<&str> {
+    value[OMITTED]["hash"].as_str()
+}
+
 const OMITTED: &str = "omitted";
 
 /// A queue was created, changed or deleted.
