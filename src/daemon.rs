@@ -106,7 +106,10 @@ impl Farm {
         };
         let kinds = KINDS.iter().map(register).collect();
         let Parts { view, placement, .. } = parts;
-        Farm::new(settings, env, kinds).reporting(Arc::new(move || PlacementReport {
+        let farm = Farm::new(settings, env, kinds);
+        let metrics = farm.metrics();
+        view.on_lag(move |tree, lag| metrics.caught_up(tree, lag));
+        farm.reporting(Arc::new(move || PlacementReport {
             scheduler: placement.scheduler.address(),
             suspect_nodes: view.suspects(),
         }))

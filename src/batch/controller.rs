@@ -18,6 +18,7 @@ use super::failpoints;
 use super::placing::PlacementChange;
 use super::plan::{BatchObserved, BatchPlan, GroupStatuses, PassMemory, plan};
 use super::queues::Queues;
+use super::waits::{EndedWait, GroupWaits};
 use super::writes::{PlacementBatch, QueueBook, audited, batch, revised};
 use crate::cluster::allocations::booked_node;
 use crate::cluster::cells::{self, StoredCells};
@@ -70,6 +71,9 @@ pub struct SchedulerController {
     classes: KeptClasses,
     since: Timestamp,
     memory: PassMemory,
+    waits: GroupWaits,
+    /// When the reconcile under way began.
+    begun: Instant,
     /// The last pass, if it found nothing to do.
     idle: Option<IdlePass>,
     /// Whether to recount the queues: the statuses were read again and may have been changed by others.
@@ -98,7 +102,8 @@ impl ChainedStatus for SchedulerStatus {
     fn gauges(&self) -> Option<RecordGauges> {
         let state = if self.last_error.is_some() { "Failing" } else { "Active" };
         let is_quarantined = self.quarantined_until.is_some();
-        Some(RecordGauges { state: state.to_owned(), is_quarantined, pods: Vec::new() })
+        let state = state.to_owned();
+        Some(RecordGauges { state, is_quarantined, ..RecordGauges::default() })
     }
 }
 
@@ -169,6 +174,8 @@ impl SchedulerController {
             classes: KeptClasses::default(),
             since,
             memory: PassMemory::default(),
+            waits: GroupWaits::default(),
+            begun: monotonic(),
             idle: None,
             to_recount: true,
             messages_at: monotonic(),
@@ -203,6 +210,14 @@ impl SchedulerController {
             }
         }
         self.unreadable = unreadable;
+        let (wall, now) = (self.ctx.clock.wall(), monotonic());
+        let since = |status: &PodGroupStatus| {
+            let ago = status.last_transition_time.map(|at| wall.duration_since(at));
+            let ago = ago.and_then(|ago| Duration::try_from(ago).ok()).unwrap_or_default();
+            now.checked_sub(ago).unwrap_or(now)
+        };
+        let statuses = self.groups.iter().map(|(id, known)| (id, &*known.value));
+        self.waits.restart(statuses, since);
         let prefix = key::queue_statuses();
         let queues = list_surely(reader.as_ref(), &prefix).await?.value;
         self.queues = queues
@@ -389,6 +404,7 @@ impl SchedulerController {
         self.idle = None;
         for change in changes {
             self.set_aside.succeeded(&change.id);
+            self.measure(change);
             match &change.after {
                 Some(_) if change.keeps_status() => {}
                 Some(after) => {
@@ -406,6 +422,21 @@ impl SchedulerController {
         self.caches.view.ledger.wrote(&batch.bookings, index);
     }
 
+    /// Observes the waits that a change has ended.
+    fn measure(&mut self, change: &PlacementChange) {
+        let before = change.before.as_ref().map(|before| &*before.value);
+        let statuses = (before, change.after.as_ref());
+        let ended = self.waits.changed(&change.id, statuses, (self.begun, monotonic()));
+        for wait in ended {
+            match wait {
+                EndedWait::Admitted(queue, wait) => {
+                    self.claimed.metrics.admitted(queue.as_str(), wait)
+                }
+                EndedWait::Placed(wait) => self.claimed.metrics.placed("pod_group", wait),
+            }
+        }
+    }
+
     fn show_queues(&self) {
         let depth = |(name, (_, status)): (&QueueName, &(Index, QueueStatus))| {
             let Counters { pending, inqueue, running, unknown, completed } = status.groups;
@@ -418,7 +449,9 @@ impl SchedulerController {
             ];
             (name.to_string(), depths)
         };
-        self.claimed.metrics.shows_queues(self.queues.iter().map(depth).collect());
+        let oldest = self.waits.oldest().into_iter().map(|(queue, at)| (queue.to_string(), at));
+        let depths = self.queues.iter().map(depth).collect();
+        self.claimed.metrics.shows_queues(depths, oldest.collect());
     }
 
     /// Writes only the scheduler's status.
@@ -494,6 +527,7 @@ impl SchedulerController {
 #[async_trait]
 impl Controller for SchedulerController {
     async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
+        self.begun = monotonic();
         // Held from plan to commit: other tasks of this farm would allocate the same capacity.
         let caches = self.caches.clone();
         let _guard = caches.view.ledger.lock_plans().await;

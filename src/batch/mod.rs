@@ -26,6 +26,7 @@
 //! | [`placing`] | members of a group as pods on nodes. Pure |
 //! | [`ports`] | ports of members on nodes that give some. Pure |
 //! | [`writes`], [`bounds`] | packs changes into transactions; how much one pass may change. Pure |
+//! | `waits` | how long groups wait, for metrics. Pure |
 //! | [`caches`] | watched prefixes |
 //! | [`kind`] | the kind `scheduler`: prefixes, rights, subscriptions |
 //! | `failpoints` | change input or output of the plan in tests |
@@ -41,4 +42,5 @@ pub mod pod_group_machine;
 pub mod ports;
 pub mod queue_machine;
 pub mod queues;
+mod waits;
 pub mod writes;

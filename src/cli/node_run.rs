@@ -59,7 +59,7 @@ pub struct NodeRunArgs {
     /// Host name or IP address of the node's pods [default: the node's name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
-    /// Serve /healthz and /metrics on this address, and the pods' logs to those who have the token of --http-token-file
+    /// Serve /healthz, /readyz and /metrics on this address, and the pods' logs to those who have the token of --http-token-file
     #[arg(long, value_name = "HOST:PORT")]
     http: Option<String>,
     /// File with the token that reads the pods' logs over --http, of 16 bytes or more

@@ -26,7 +26,7 @@ use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
 use rcfarm_store::watch::PollPolicy;
-use rcfarm_store::{Entry, Index, Query, Reader, StoreError, Versioned, may_read};
+use rcfarm_store::{Entry, Index, Prefix, Query, Reader, StoreError, Versioned, may_read};
 
 /// Which changes the mass deletion guard allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +117,18 @@ impl ClusterView {
         let PodRef { node, pod } = place;
         self.pods.note_write(key::pod_labels(node, pod), index, owner);
         self.intents.note_write(key::intent(node, pod), index, owner);
+    }
+
+    /// Calls `observe` with the tree and the lag of its cache behind each write of which [`ClusterView::note_written`]
+    /// was told ([`Cache::on_lag`]).
+    pub fn on_lag(&self, observe: impl Fn(&str, Duration) + Clone + Send + Sync + 'static) {
+        let named = |prefix: &Prefix| {
+            let (tree, observe) =
+                (prefix.as_str().trim_end_matches('/').to_owned(), observe.clone());
+            move |lag| observe(&tree, lag)
+        };
+        self.pods.on_lag(named(self.pods.prefix()));
+        self.intents.on_lag(named(self.intents.prefix()));
     }
 
     /// Notes that an owner removed a pod.

@@ -1,6 +1,7 @@
 //! What a farm counts and measures while it runs, for `/metrics`. Nothing here is written to Consul.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,11 +11,24 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use tokio::time::Instant;
 
 use rcfarm_api::ids::RecordId;
+use rcfarm_store::time::monotonic;
 
-/// Upper bounds of the buckets of all histograms, in seconds.
+/// Upper bounds of the buckets of what the farm does, in seconds.
 const SECONDS: [f64; 12] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Upper bounds of the buckets of what waits for nodes, in seconds: up to a day.
+const WAITS: [f64; 12] =
+    [0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0];
+
+/// How many queues have waits of their own. Those that come after them share the label [`OTHER_QUEUES`], since a
+/// histogram stays after its queue is deleted.
+const QUEUES_MEASURED: usize = 100;
+
+/// Label of the queues beyond [`QUEUES_MEASURED`]. No queue has such a name.
+const OTHER_QUEUES: &str = "_other";
 
 /// Label of a kind of record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -40,6 +54,16 @@ struct OfCount {
     count: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
+struct OfOneQueue {
+    queue: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfCache {
+    tree: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfQueue {
     queue: String,
@@ -58,6 +82,13 @@ pub enum ReconcileOutcome {
 }
 
 impl ReconcileOutcome {
+    /// All of them.
+    #[cfg(test)]
+    pub const ALL: [ReconcileOutcome; 4] = {
+        use ReconcileOutcome::{ClaimLost, Done, Failed, Retried};
+        [Done, Retried, Failed, ClaimLost]
+    };
+
     fn name(self) -> &'static str {
         match self {
             ReconcileOutcome::Done => "done",
@@ -82,6 +113,13 @@ pub enum CommitOutcome {
 }
 
 impl CommitOutcome {
+    /// All of them.
+    #[cfg(test)]
+    pub const ALL: [CommitOutcome; 5] = {
+        use CommitOutcome::{Applied, ClaimLost, Conflict, Failed, Unknown};
+        [Applied, Conflict, ClaimLost, Failed, Unknown]
+    };
+
     fn name(self) -> &'static str {
         match self {
             CommitOutcome::Applied => "applied",
@@ -99,6 +137,8 @@ pub struct RecordGauges {
     /// Its state or phase in a word: `AsDesired`, `Running`.
     pub state: String,
     pub is_quarantined: bool,
+    /// How many pods are wanted and how many have a node, of kinds whose controllers place them.
+    pub placement: Option<(u64, u64)>,
     /// Numbers of its pods, by what is counted: `desired`, `healthy`.
     pub pods: Vec<(&'static str, u64)>,
 }
@@ -115,13 +155,22 @@ pub struct FarmMetrics {
     commit_seconds: Family<OfKind, Histogram>,
     commits: Family<OfOutcome, Counter>,
     records: Mutex<BTreeMap<(&'static str, RecordId), RecordGauges>>,
-    /// Depths of the queues of each scheduler record.
-    queues: Mutex<BTreeMap<(&'static str, RecordId), QueueDepths>>,
+    /// Depths of the queues of each scheduler record, and since when the oldest group waits in each.
+    queues: Mutex<BTreeMap<(&'static str, RecordId), (QueueDepths, OldestWaits)>>,
+    placement_seconds: Family<OfKind, Histogram>,
+    queue_wait_seconds: Family<OfOneQueue, Histogram>,
+    /// Queues that have a histogram of their own.
+    measured: Mutex<BTreeSet<OfOneQueue>>,
+    watch_lag_seconds: Family<OfCache, Histogram>,
 }
+
+/// Since when the group waits that has waited longest, by queue.
+pub type OldestWaits = BTreeMap<String, Instant>;
 
 impl Default for FarmMetrics {
     fn default() -> Self {
         let seconds = || Family::new_with_constructor((|| Histogram::new(SECONDS)) as fn() -> _);
+        let waits = (|| Histogram::new(WAITS)) as fn() -> _;
         FarmMetrics {
             reconcile_seconds: seconds(),
             reconciles: Family::default(),
@@ -129,6 +178,12 @@ impl Default for FarmMetrics {
             commits: Family::default(),
             records: Mutex::default(),
             queues: Mutex::default(),
+            placement_seconds: Family::new_with_constructor(waits),
+            queue_wait_seconds: Family::new_with_constructor(waits),
+            measured: Mutex::default(),
+            watch_lag_seconds: Family::new_with_constructor(
+                (|| Histogram::new(SECONDS)) as fn() -> _,
+            ),
         }
     }
 }
@@ -149,15 +204,51 @@ impl FarmMetrics {
             "Transactions of controllers by outcome; conflict: others changed what it required";
         registry.register("commits", help, self.commits.clone());
         self.register_records(registry);
+        self.register_queues(registry);
+        let help = "Time from when pods were wanted until all had a node";
+        let seconds = self.placement_seconds.clone();
+        registry.register_with_unit("placement", help, Unit::Seconds, seconds);
+        let help = "Time from a commit of this farm until its cache of the tree showed it";
+        let seconds = self.watch_lag_seconds.clone();
+        registry.register_with_unit("watch_lag", help, Unit::Seconds, seconds);
+    }
+
+    fn register_queues(&self, registry: &mut Registry) {
         let groups = Family::<OfQueue, Gauge>::default();
-        for (queue, depths) in lock(&self.queues).values().flatten() {
-            for (phase, count) in depths {
-                let of = OfQueue { queue: queue.clone(), phase };
-                groups.get_or_create(&of).set(signed(*count));
+        let oldest = Family::<OfOneQueue, Gauge<f64, AtomicU64>>::default();
+        for (depths, since) in lock(&self.queues).values() {
+            for (queue, depths) in depths {
+                for (phase, count) in depths {
+                    let of = OfQueue { queue: queue.clone(), phase };
+                    groups.get_or_create(&of).set(signed(*count));
+                }
+                let wait = since.get(queue).map_or(Duration::ZERO, |since| monotonic() - *since);
+                let of = OfOneQueue { queue: queue.clone() };
+                oldest.get_or_create(&of).set(wait.as_secs_f64());
             }
         }
         let help = "PodGroups of a queue by phase, from the farm that owns the scheduler record";
         registry.register("queue_groups", help, groups);
+        let help = "How long the group waits that has waited longest for its queue; 0: none waits";
+        registry.register_with_unit("queue_oldest_wait", help, Unit::Seconds, oldest);
+        let help = "Time that groups waited until their queue admitted them";
+        let seconds = self.queue_wait_seconds.clone();
+        registry.register_with_unit("queue_wait", help, Unit::Seconds, seconds);
+    }
+
+    /// The cache of a tree shows a commit of this farm so long after its answer.
+    pub fn caught_up(&self, tree: &str, lag: Duration) {
+        let of = OfCache { tree: tree.to_owned() };
+        self.watch_lag_seconds.get_or_create(&of).observe(lag.as_secs_f64());
+    }
+
+    fn queue(&self, name: &str) -> OfOneQueue {
+        let of = OfOneQueue { queue: name.to_owned() };
+        let mut measured = lock(&self.measured);
+        if measured.len() < QUEUES_MEASURED {
+            measured.insert(of.clone());
+        }
+        if measured.contains(&of) { of } else { OfOneQueue { queue: OTHER_QUEUES.to_owned() } }
     }
 
     fn register_records(&self, registry: &mut Registry) {
@@ -197,11 +288,55 @@ pub struct RecordMetrics {
     farm: Arc<FarmMetrics>,
     kind: &'static str,
     id: RecordId,
+    placing: Mutex<PlacingTimes>,
+}
+
+/// Since when a record lacks pods, as far as this farm has seen it.
+#[derive(Debug, Default)]
+struct PlacingTimes {
+    /// When the reconcile under way began.
+    begun: Option<Instant>,
+    /// When the reconcile began that first found pods missing.
+    since: Option<Instant>,
+    /// Pods that had a node.
+    placed: u64,
+}
+
+impl PlacingTimes {
+    /// Takes in how many pods are wanted and have a node. Returns how long all of them were waited for, once they have
+    /// one.
+    fn seen(&mut self, (wanted, placed): (u64, u64), now: Instant) -> Option<Duration> {
+        let begun = self.begun.unwrap_or(now);
+        let is_more = placed > std::mem::replace(&mut self.placed, placed);
+        if placed < wanted {
+            self.since.get_or_insert(begun);
+            return None;
+        }
+        let since = self.since.take().or(is_more.then_some(begun))?;
+        Some(now - since)
+    }
 }
 
 impl RecordMetrics {
     pub fn new(farm: Arc<FarmMetrics>, kind: &'static str, id: RecordId) -> Arc<Self> {
-        Arc::new(RecordMetrics { farm, kind, id })
+        Arc::new(RecordMetrics { farm, kind, id, placing: Mutex::default() })
+    }
+
+    /// A reconcile begins.
+    pub fn begins(&self, at: Instant) {
+        lock(&self.placing).begun = Some(at);
+    }
+
+    /// All pods of something have a node, so long after they were wanted.
+    pub fn placed(&self, kind: &'static str, wait: Duration) {
+        let of = OfKind { kind: kind.to_owned() };
+        self.farm.placement_seconds.get_or_create(&of).observe(wait.as_secs_f64());
+    }
+
+    /// A queue admitted a group that had waited so long.
+    pub fn admitted(&self, queue: &str, wait: Duration) {
+        let of = self.farm.queue(queue);
+        self.farm.queue_wait_seconds.get_or_create(&of).observe(wait.as_secs_f64());
     }
 
     /// Counts a reconcile that took so long.
@@ -220,12 +355,22 @@ impl RecordMetrics {
 
     /// The record's status was read or written.
     pub fn shows(&self, gauges: RecordGauges) {
+        let mut placing = lock(&self.placing);
+        match gauges.placement {
+            Some(placement) => {
+                if let Some(wait) = placing.seen(placement, monotonic()) {
+                    self.placed(self.kind, wait);
+                }
+            }
+            None => placing.since = None,
+        }
+        drop(placing);
         lock(&self.farm.records).insert((self.kind, self.id.clone()), gauges);
     }
 
-    /// Replaces the depths of the queues of this scheduler record.
-    pub fn shows_queues(&self, depths: QueueDepths) {
-        lock(&self.farm.queues).insert((self.kind, self.id.clone()), depths);
+    /// Replaces the depths of the queues of this scheduler record, and their oldest waits.
+    pub fn shows_queues(&self, depths: QueueDepths, oldest: OldestWaits) {
+        lock(&self.farm.queues).insert((self.kind, self.id.clone()), (depths, oldest));
     }
 }
 
@@ -256,11 +401,21 @@ mod tests {
         let (first, second) = (record("a"), record("b"));
         let pods = |desired, healthy| vec![("desired", desired), ("healthy", healthy)];
         let state = "AsDesired".to_owned();
-        first.shows(RecordGauges { state: state.clone(), is_quarantined: true, pods: pods(3, 2) });
-        second.shows(RecordGauges { state, is_quarantined: false, pods: pods(4, 4) });
+        first.shows(RecordGauges {
+            state: state.clone(),
+            is_quarantined: true,
+            pods: pods(3, 2),
+            ..RecordGauges::default()
+        });
+        second.shows(RecordGauges { state, pods: pods(4, 4), ..RecordGauges::default() });
         first.reconciled(ReconcileOutcome::Done, Duration::from_millis(20));
         first.committed(CommitOutcome::Conflict, Duration::from_millis(3));
-        first.shows_queues([("q".to_owned(), vec![("Pending", 9)])].into());
+        let since = monotonic() - Duration::from_secs(90);
+        let depths = ["q", "empty"].map(|queue| (queue.to_owned(), vec![("Pending", 9)]));
+        first.shows_queues(depths.into(), [("q".to_owned(), since)].into());
+        first.admitted("q", Duration::from_secs(2));
+        first.placed("pod_group", Duration::from_secs(2));
+        metrics.caught_up("labels/pod", Duration::from_millis(2));
         let text = exposition(&metrics);
         for line in [
             "rcfarm_records{kind=\"rc\",state=\"AsDesired\"} 2",
@@ -271,12 +426,61 @@ mod tests {
             "rcfarm_commits_total{kind=\"rc\",outcome=\"conflict\"} 1",
             "rcfarm_commit_seconds_count{kind=\"rc\"} 1",
             "rcfarm_queue_groups{queue=\"q\",phase=\"Pending\"} 9",
+            "rcfarm_queue_oldest_wait_seconds{queue=\"empty\"} 0.0",
+            "rcfarm_queue_wait_seconds_bucket{le=\"1.0\",queue=\"q\"} 0",
+            "rcfarm_queue_wait_seconds_bucket{le=\"5.0\",queue=\"q\"} 1",
+            "rcfarm_placement_seconds_count{kind=\"pod_group\"} 1",
+            "rcfarm_watch_lag_seconds_bucket{le=\"0.005\",tree=\"labels/pod\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }
+        let oldest = text.lines().find_map(|line| {
+            line.strip_prefix("rcfarm_queue_oldest_wait_seconds{queue=\"q\"} ")?.parse::<f64>().ok()
+        });
+        assert!(oldest.is_some_and(|seconds| seconds >= 90.0), "{text}");
         drop(first);
         let text = exposition(&metrics);
         assert!(text.contains("rcfarm_pods{kind=\"rc\",count=\"desired\"} 4\n"), "{text}");
         assert!(!text.contains("rcfarm_queue_groups{"), "another farm has the record now: {text}");
+    }
+
+    #[test]
+    fn queues_beyond_the_limit_share_one_label() {
+        let metrics = Arc::new(FarmMetrics::default());
+        let record = RecordMetrics::new(metrics.clone(), "scheduler", "default".into());
+        for round in 1..=2 {
+            for n in 0..QUEUES_MEASURED + 7 {
+                record.admitted(&format!("q{n}"), Duration::from_secs(1));
+            }
+            let text = exposition(&metrics);
+            let count = |queue: &str| {
+                let name = format!("rcfarm_queue_wait_seconds_count{{queue=\"{queue}\"}} ");
+                text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<usize>().ok())
+            };
+            assert_eq!((count("q0"), count(OTHER_QUEUES)), (Some(round), Some(7 * round)));
+            let series = text.lines().filter(|line| line.contains("queue_wait_seconds_count"));
+            assert_eq!(series.count(), QUEUES_MEASURED + 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn placement_is_timed_from_the_reconcile_that_found_pods_missing() {
+        let start = monotonic();
+        let at = |second| start + Duration::from_secs(second);
+        let mut times = PlacingTimes { begun: Some(at(1)), ..PlacingTimes::default() };
+        // All at once, then nothing new.
+        assert_eq!(times.seen((3, 3), at(2)), Some(Duration::from_secs(1)));
+        assert_eq!(times.seen((3, 3), at(3)), None);
+        // Fewer are wanted.
+        assert_eq!(times.seen((2, 2), at(4)), None);
+        // In parts, over several reconciles.
+        times.begun = Some(at(10));
+        assert_eq!(times.seen((4, 3), at(11)), None);
+        times.begun = Some(at(20));
+        assert_eq!(times.seen((4, 4), at(21)), Some(Duration::from_secs(11)));
+        // A pod is lost with its node and replaced.
+        times.begun = Some(at(30));
+        assert_eq!(times.seen((4, 3), at(30)), None);
+        assert_eq!(times.seen((4, 4), at(32)), Some(Duration::from_secs(2)));
     }
 }

@@ -189,6 +189,7 @@ impl RecordTask {
     async fn attempt(&self, controller: &mut dyn Controller) -> Attempt {
         let _permit = self.permits.acquire().await;
         let begun = monotonic();
+        self.claimed.metrics.begins(begun);
         let attempt = match AssertUnwindSafe(controller.reconcile()).catch_unwind().await {
             Ok(Ok(next)) => Attempt::Done(next),
             Ok(Err(error)) => Attempt::Failed(error),

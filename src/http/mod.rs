@@ -167,9 +167,14 @@ fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use super::*;
+    use crate::farm::metrics::{CommitOutcome, ReconcileOutcome, RecordMetrics};
+    use crate::farm::status_chain::ChainedStatus;
+    use rcfarm_api::job::status::JobStatus;
+    use rcfarm_api::rc::status::RcStatus;
 
     #[test]
     fn the_exposition_names_what_the_farm_reports() {
@@ -204,5 +209,124 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    /// Every label with its values, by metric, of a farm and an agent that have seen everything that they count.
+    fn exported() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+        let metrics = Arc::new(FarmMetrics::default());
+        let gauges = [
+            ("rc", RcStatus::default().gauges()),
+            ("job", JobStatus::default().gauges()),
+            ("scheduler", None),
+        ];
+        for (kind, gauges) in gauges {
+            let record = RecordMetrics::new(metrics.clone(), kind, kind.into());
+            record.shows(gauges.unwrap_or_default());
+            for outcome in ReconcileOutcome::ALL {
+                record.reconciled(outcome, Duration::ZERO);
+            }
+            for outcome in CommitOutcome::ALL {
+                record.committed(outcome, Duration::ZERO);
+            }
+            record.placed(kind, Duration::ZERO);
+            record.admitted("default", Duration::ZERO);
+            record.shows_queues([("default".to_owned(), vec![("Pending", 1)])].into(), [].into());
+            metrics.caught_up("intent", Duration::ZERO);
+            // Its end takes the record out of the gauges.
+            std::mem::forget(record);
+        }
+        let report = FarmReport { claims: [("rc".to_owned(), 1)].into(), ..FarmReport::default() };
+        let requests: RequestCounts = Arc::new(|| [("transaction", 1)].into());
+        let farm = exposition(&Shown {
+            report: Arc::new(Mutex::new(report)),
+            metrics,
+            requests: requests.clone(),
+            heartbeats: Arc::default(),
+        });
+        let mut exported: BTreeMap<String, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+        for line in (farm + &node::full_exposition(&requests)).lines() {
+            let Some((name, rest)) = line.split_once(['{', ' ']) else { continue };
+            let labels = exported.entry(name.to_owned()).or_default();
+            let Some((matchers, _)) = rest.split_once('}') else { continue };
+            for (label, _, value) in parsed(matchers) {
+                labels.entry(label).or_default().insert(value);
+            }
+        }
+        exported
+    }
+
+    /// Labels, operators and values of `a="b",c=~"d"`.
+    fn parsed(matchers: &str) -> Vec<(String, String, String)> {
+        let one = |text: &str| {
+            let (left, value) = text.split_once('"')?;
+            let label = left.trim_end_matches(['=', '~', '!']);
+            let operator = left[label.len()..].to_owned();
+            Some((label.trim().to_owned(), operator, value.trim_end_matches('"').to_owned()))
+        };
+        matchers.split(',').filter_map(one).collect()
+    }
+
+    /// What is wrong with an expression: a metric or a label that is not exported, a value that none has.
+    fn wrong_in(
+        expression: &str,
+        exported: &BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
+    ) -> Vec<String> {
+        let (mut wrong, mut labels) = (Vec::new(), BTreeSet::from(["instance"]));
+        for (at, _) in expression.match_indices("rcfarm_") {
+            let rest = &expression[at..];
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
+            let Some(exported) = exported.get(name) else {
+                wrong.push(name.to_owned());
+                continue;
+            };
+            labels.extend(exported.keys().map(String::as_str));
+            let matchers = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+            for (label, operator, value) in matchers.map_or_else(Vec::new, |(all, _)| parsed(all)) {
+                let known = exported.get(&label);
+                let values = value.split(if operator.ends_with('~') { '|' } else { '\0' });
+                let unknown = values.filter(|v| !known.is_some_and(|known| known.contains(*v)));
+                wrong.extend(unknown.map(|value| format!("{name}{{{label}={value}}}")));
+            }
+        }
+        for grouped in expression.split(" by (").skip(1) {
+            let of = grouped.split(')').next().unwrap_or_default();
+            let unknown = of.split(',').map(str::trim).filter(|label| !labels.contains(label));
+            wrong.extend(unknown.map(|label| format!("by ({label})")));
+        }
+        wrong
+    }
+
+    #[test]
+    fn alert_rules_and_dashboard_name_labels_that_are_exported() {
+        let exported = exported();
+        let rules = include_str!("../../docs/operate/monitoring/rules.yaml").to_owned();
+        let rules = rules.lines().filter_map(|line| line.trim_start().strip_prefix("expr: "));
+        let dashboard: serde_json::Value =
+            serde_json::from_str(include_str!("../../docs/operate/monitoring/dashboard.json"))
+                .unwrap();
+        let panels = dashboard["panels"].as_array().unwrap().iter();
+        let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+        let all: Vec<String> = rules
+            .map(str::to_owned)
+            .chain(targets.map(|target| target["expr"].as_str().unwrap().to_owned()))
+            .collect();
+        assert!(all.len() > 35, "expressions are no longer found: {all:?}");
+        assert!(all.iter().filter(|expression| expression.contains("=\"")).count() > 3);
+        for expression in &all {
+            assert_eq!(wrong_in(expression, &exported), [""; 0], "{expression}");
+        }
+        // It finds what is wrong.
+        for (expression, wrong) in [
+            ("rcfarm_podz > 0", "rcfarm_podz"),
+            ("sum(rcfarm_pods{kind=\"rc\",count=\"mising\"})", "rcfarm_pods{count=mising}"),
+            (
+                "rcfarm_commits_total{outcome=~\"failed|losst\"}",
+                "rcfarm_commits_total{outcome=losst}",
+            ),
+            ("sum by (kind, fase) (rcfarm_records)", "by (fase)"),
+        ] {
+            assert_eq!(wrong_in(expression, &exported), [wrong]);
+        }
     }
 }

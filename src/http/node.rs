@@ -1,10 +1,11 @@
-//! `/metrics` of a node agent, beside the `/healthz` and the logs that it serves on `--http`. It shows nothing secret.
+//! `/metrics` and `/readyz` of a node agent, beside the `/healthz` and the logs that it serves on `--http`. They show
+//! nothing secret.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -38,7 +39,22 @@ struct OfResult {
 
 /// The route, to be served with the others of the agent.
 pub fn routes(shown: NodeShown) -> Router {
-    Router::new().route("/metrics", get(metrics)).with_state(shown)
+    Router::new().route("/metrics", get(metrics)).route("/readyz", get(ready)).with_state(shown)
+}
+
+/// Ready means that the agent is registered, so it starts and stops pods.
+async fn ready(State(shown): State<NodeShown>) -> impl IntoResponse {
+    readiness(shown.metrics.gauges().await.as_ref())
+}
+
+fn readiness(gauges: Option<&AgentGauges>) -> (StatusCode, &'static str) {
+    match gauges {
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the agent's loop does not answer\n"),
+        Some(AgentGauges { has_session: false, .. }) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "no session\n")
+        }
+        Some(_) => (StatusCode::OK, "ok\n"),
+    }
 }
 
 async fn metrics(State(shown): State<NodeShown>) -> impl IntoResponse {
@@ -93,9 +109,28 @@ fn outcomes(counts: impl IntoIterator<Item = (&'static str, u64)>) -> Family<OfR
     family
 }
 
+/// An exposition with everything that an agent counts.
+#[cfg(test)]
+pub(super) fn full_exposition(requests: &RequestCounts) -> String {
+    let gauges =
+        AgentGauges { has_session: true, pods: [("Running".to_owned(), 1)].into(), critical: 0 };
+    let reports = ["applied", "conflict", "claim_lost", "failed"].map(|outcome| (outcome, 1));
+    let counts = AgentCounts { reports: reports.into(), ..AgentCounts::default() };
+    exposition(&counts, Some(&gauges), requests)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn agent_is_ready_while_it_holds_a_session() {
+        let gauges = |has_session| AgentGauges { has_session, pods: [].into(), critical: 0 };
+        assert_eq!(readiness(Some(&gauges(true))), (StatusCode::OK, "ok\n"));
+        let no_session = (StatusCode::SERVICE_UNAVAILABLE, "no session\n");
+        assert_eq!(readiness(Some(&gauges(false))), no_session);
+        assert_eq!(readiness(None).0, StatusCode::SERVICE_UNAVAILABLE);
+    }
 
     #[test]
     fn the_exposition_names_what_the_agent_counts() {

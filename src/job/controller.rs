@@ -111,6 +111,7 @@ impl ChainedStatus for JobStatus {
         Some(RecordGauges {
             state: self.state.phase.to_string(),
             is_quarantined: self.quarantined_until.is_some(),
+            placement: None,
             pods: pods.map(|(count, number)| (count, u64::from(number))).into(),
         })
     }

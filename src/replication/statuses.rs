@@ -38,6 +38,7 @@ impl ChainedStatus for RcStatus {
         Some(RecordGauges {
             state: self.state(),
             is_quarantined: self.quarantined_until.is_some(),
+            placement: (!is_disabled).then_some((u64::from(desired), u64::from(current))),
             pods: pods.map(|(count, number)| (count, u64::from(number))).into(),
         })
     }

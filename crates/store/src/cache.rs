@@ -4,7 +4,7 @@ mod overlay;
 mod unseen_writes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -137,9 +137,15 @@ pub struct Cache<T> {
     first: Notify,
     listeners: Mutex<Vec<Listener<T>>>,
     unseen: UnseenWrites,
+    lag: OnceLock<ObserveLag>,
+    /// Index of the last write that was in the snapshot when it was noted.
+    shown_at_once: AtomicU64,
     /// The error of a read that had no answer in time, and until when [`Cache::read_now`] returns it again.
     failed_until: Mutex<Option<(Instant, StoreError)>>,
 }
+
+/// Called with the time from a noted write to the snapshot that shows it.
+type ObserveLag = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// Called with the snapshot reported last and the new one.
 type Listener<T> = Box<dyn Fn(&Snapshot<T>, &Snapshot<T>) + Send + Sync>;
@@ -183,6 +189,8 @@ impl<T: CacheIndex> Cache<T> {
             first: Notify::new(),
             listeners: Mutex::default(),
             unseen: UnseenWrites::default(),
+            lag: OnceLock::new(),
+            shown_at_once: AtomicU64::new(0),
         })
     }
 
@@ -279,7 +287,24 @@ impl<T: CacheIndex> Cache<T> {
     /// notified: somebody else deleted it meanwhile, which is no difference between two snapshots. A writer whose write
     /// the current snapshot shows is not notified. It has to look at the snapshot after this call.
     pub fn note_write(&self, key: Key, index: Index, writer: &Arc<Notify>) {
-        self.unseen.add(key, index, writer, || self.snapshot());
+        let is_shown = self.unseen.add(key, index, writer, || self.snapshot());
+        // A transaction writes many keys.
+        if is_shown && self.shown_at_once.swap(index.0, Ordering::Relaxed) != index.0 {
+            self.observe([Duration::ZERO]);
+        }
+    }
+
+    /// Calls `observe` with the time from each write of which [`Cache::note_write`] was told to the snapshot that shows
+    /// it; with 0 where the snapshot came first. Keys that one snapshot shows at one index count once. There is one
+    /// observer: later ones are ignored.
+    pub fn on_lag(&self, observe: impl Fn(Duration) + Send + Sync + 'static) {
+        let _ = self.lag.set(Box::new(observe));
+    }
+
+    fn observe(&self, lags: impl IntoIterator<Item = Duration>) {
+        if let Some(observe) = self.lag.get() {
+            lags.into_iter().for_each(observe);
+        }
     }
 
     /// Notes that the writer of `key` has deleted it.
@@ -423,7 +448,8 @@ impl<T: CacheIndex> Cache<T> {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let is_taken = self.replace_snapshot(answer, request, confirmed);
         let seen = self.snapshot();
-        self.unseen.check(&seen, |key| seen.value.has_key(self.prefix(), key));
+        let shown = self.unseen.check(&seen, |key| seen.value.has_key(self.prefix(), key));
+        self.observe(shown.into_values());
         is_taken
     }
 

@@ -281,6 +281,24 @@ fn alert_rules_and_dashboard_name_metrics_that_are_exported() {
     assert!(dashboard.is_ok_and(|dashboard| dashboard["panels"].is_array()));
 }
 
+#[test]
+fn the_page_of_alerts_has_every_rule_and_its_severity() {
+    let (rules, page) = (page("operate/monitoring/rules.yaml"), page("operate/alerts.md"));
+    let mut count = 0;
+    for rule in rules.split("- alert: ").skip(1) {
+        let name = rule.lines().next().unwrap();
+        let severity = rule.split("severity: ").nth(1).and_then(|rest| rest.split('}').next());
+        let severity = severity.unwrap_or_else(|| panic!("{name} has no severity"));
+        let row = page.lines().find(|line| line.contains(&format!("`{name}`")));
+        let row = row.unwrap_or_else(|| panic!("{name} is not on the page"));
+        assert_eq!(row.split('|').nth(2).map(str::trim), Some(severity), "{name}");
+        count += 1;
+    }
+    assert!(count > 12, "{count} rules");
+    let named = page.matches("`Rcfarm").count();
+    assert_eq!(named, count, "the page names rules that do not exist");
+}
+
 /// Comments of a source as one text, since a citation may be broken between lines.
 fn comments(source: &str) -> String {
     let comment = |line: &str| {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -26,22 +27,24 @@ struct UnseenWrite {
 }
 
 impl UnseenWrites {
-    /// Notes a write, unless the snapshot that `latest` returns shows it.
+    /// Notes a write, unless the snapshot that `latest` returns shows it. Returns whether it does.
     pub(super) fn add<T>(
         &self,
         key: Key,
         index: Index,
         writer: &Arc<Notify>,
         latest: impl FnOnce() -> Arc<Snapshot<T>>,
-    ) {
+    ) -> bool {
         let at = monotonic();
         // The snapshot is read under the lock: `check` is called after this with every later one.
         let mut unseen = self.lock();
-        if latest().shows(index, Some(at)) {
+        let is_shown = latest().shows(index, Some(at));
+        if is_shown {
             unseen.remove(&key);
         } else {
             unseen.insert(key, UnseenWrite { index, at, writer: writer.clone() });
         }
+        is_shown
     }
 
     /// Forgets a key that its writer has deleted.
@@ -50,16 +53,25 @@ impl UnseenWrites {
     }
 
     /// Forgets the writes that `seen` shows, and wakes the writers of keys that it does not have. Call it when `seen` is
-    /// the snapshot that they read.
-    pub(super) fn check<T>(&self, seen: &Snapshot<T>, has: impl Fn(&Key) -> bool) {
+    /// the snapshot that they read. Returns how long ago each forgotten transaction was noted.
+    pub(super) fn check<T>(
+        &self,
+        seen: &Snapshot<T>,
+        has: impl Fn(&Key) -> bool,
+    ) -> BTreeMap<Index, Duration> {
+        let (now, mut shown) = (monotonic(), BTreeMap::new());
         let is_unseen = |write: &UnseenWrite| !seen.shows(write.index, Some(write.at));
         self.lock().retain(|key, write| {
             let stays = is_unseen(write);
             if !stays && !has(key) {
                 write.writer.notify_one();
             }
+            if !stays {
+                shown.insert(write.index, now - write.at);
+            }
             stays
         });
+        shown
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, UnseenWrite>> {
