@@ -25,7 +25,7 @@ use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus, ProcessStatus};
 use rcfarm_api::pod_group::pod_ids::without_hash;
 use rcfarm_node::agent::log_position::LogPosition;
-use rcfarm_node::agent::serve::{LOG_ENDED, LOG_NEXT, LOG_POSITION, read_token};
+use rcfarm_node::agent::serve::{LOG_ENDED, LOG_NEXT, LOG_POSITION, LOG_PREVIOUS, read_token};
 use rcfarm_node::http;
 use rcfarm_store::Query;
 
@@ -67,6 +67,9 @@ pub struct PodLogsArgs {
     /// The launchable; needed if there are several
     #[arg(long)]
     pub(super) launchable: Option<String>,
+    /// Only the output of the start before the present one, as after a crash
+    #[arg(short, long, conflicts_with = "follow")]
+    pub(super) previous: bool,
     #[command(flatten)]
     pub(super) read: LogReadArgs,
 }
@@ -326,6 +329,7 @@ pub(super) async fn logs(context: &CommandContext, args: &PodLogsArgs) -> anyhow
         follow: args.read.follow,
         start: LogStart::Lines(args.read.lines),
         is_split: false,
+        previous: args.previous,
         attempt: None,
         token_file: args.read.log_token_file.as_deref(),
     };
@@ -347,6 +351,8 @@ pub(super) struct LogQuery<'q> {
     pub(super) start: LogStart,
     /// Whether the answer ends where the log was rotated.
     pub(super) is_split: bool,
+    /// Only the output of the start before the present one.
+    pub(super) previous: bool,
     /// The attempt at a job's member, with the uid of its job; `None`: the pod's present log.
     pub(super) attempt: Option<(u64, u32)>,
     /// File with the token of agents that serve logs on the network.
@@ -428,13 +434,21 @@ pub(super) async fn open_log_at(
     if let Some((uid, attempt)) = query.attempt {
         path.push_str(&format!("&uid={uid}&attempt={attempt}"));
     }
+    if query.previous {
+        path.push_str("&previous=true");
+    }
     let answer = request(node, record, &path, query.token_file).await?;
     let status = answer.status();
     let header = |name| answer.headers().get(name)?.to_str().ok();
     let position = |name| header(name).and_then(|text: &str| text.parse().ok());
     let (at, next) = (position(LOG_POSITION), position(LOG_NEXT));
     let is_ended = header(LOG_ENDED).is_some();
+    let is_previous = header(LOG_PREVIOUS).is_some();
     let mut output = answer.into_body().into_data_stream();
+    if status.is_success() && query.previous && !is_previous {
+        let why = format!("the agent of {node} is of an older version: it serves whole logs");
+        return Err(failure(why, "leave out --previous, or upgrade the agent").into());
+    }
     if status.is_success() {
         return Ok(OpenLog { position: at, next, is_ended, output });
     }

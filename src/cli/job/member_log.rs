@@ -54,6 +54,7 @@ impl MemberLog {
 
     pub(super) fn query<'q>(&'q self, args: &'q JobLogsArgs, start: LogStart) -> LogQuery<'q> {
         LogQuery {
+            previous: false,
             launchable: self.container.as_deref(),
             follow: false,
             start,

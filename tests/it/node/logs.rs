@@ -56,6 +56,9 @@ async fn an_agent_serves_logs_of_its_pods_and_no_other_file() {
         ("/pods/web/log?launchable=..%2Fx", 400, "no launchable name"),
         ("/pods/web/log", 400, "choose one: link, main, pipe"),
         ("/healthz", 200, "ok"),
+        ("/pods/web/log?previous=true", 400, "choose one"),
+        ("/pods/web/log?launchable=main&previous=true", 404, "no start before the present one"),
+        ("/pods/web/log?launchable=main&previous=true&follow=true", 400, "neither follow nor at"),
     ] {
         let (found, text) = ask(&host, path).await;
         assert!(
@@ -119,4 +122,41 @@ async fn logs_on_the_network_need_the_token_and_those_of_this_machine_none() {
     assert!(refused.contains("on its own machine") && refused.contains("--http"), "{refused}");
     agent.stop().await;
     without.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn previous_prints_what_the_start_before_the_present_one_wrote() {
+    let cluster = HttpCluster::new().await;
+    let agent = cluster.agent_process("n1", &["--log-size", "1MiB"]);
+    let node: NodeName = "n1".parse().unwrap();
+    let logs = async |more: &[&str]| cluster.run(&[&["pod", "logs", "web"], more].concat()).await;
+    // Ends twice, then goes on. The second start writes lines that come after a rotation, too.
+    let script = "n=$(cat n || echo 1); echo $((n + 1)) > n; echo start $n; echo more; \
+                  while [ $n = 2 ] && ! [ -e go ]; do sleep 0.1; done; echo end of $n; \
+                  [ $n -le 2 ] && exit 1; exec sleep 600";
+    let restart = "    restart: {policy: on_failure, backoff: 100ms, max_backoff: 100ms}\n";
+    cluster.put(key::intent(&node, &id("web")), manifest("web", script, restart)).await;
+    until("the second start", async || logs(&[]).await.stdout.ends_with("start 2\nmore\n")).await;
+    assert_eq!(logs(&["--previous"]).await.ok(), "start 1\nmore\nend of 1\n");
+    assert_eq!(logs(&["--previous", "--lines", "1"]).await.ok(), "end of 1\n");
+    // As a rotation does it, at any moment.
+    let home = cluster.dir.path().join("nodes/n1/pods/web");
+    std::fs::copy(home.join("main.log"), home.join("main.log.1")).unwrap();
+    std::fs::File::options().write(true).open(home.join("main.log")).unwrap().set_len(0).unwrap();
+    assert_eq!(logs(&["--previous"]).await.ok(), "start 1\nmore\nend of 1\n");
+    std::fs::write(home.join("go"), "").unwrap();
+    until("the third start", async || logs(&[]).await.stdout.ends_with("end of 3\n")).await;
+    assert_eq!(logs(&["--previous", "-p"]).await.code, 2, "given twice");
+    assert_eq!(logs(&["-p", "--lines", "0"]).await.ok(), "start 2\nmore\nend of 2\n");
+    let refused = logs(&["--previous", "--follow"]).await;
+    assert!(refused.stderr.contains("cannot be used with"), "{refused:?}");
+    // The agent's next run knows it, too.
+    agent.stop().await;
+    let agent = cluster.agent_process("n1", &[]);
+    until("the agent answers", async || {
+        let said = logs(&["--previous"]).await;
+        said.code == 0 && said.stdout == "start 2\nmore\nend of 2\n"
+    })
+    .await;
+    agent.stop().await;
 }

@@ -22,6 +22,7 @@
 //! | `launch` | what a process is started with |
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
+//! | [`log_position`], [`log_starts`] | places in a log that is rotated; where the output of each start begins |
 //! | [`health`] | health checks |
 //! | [`metrics`] | counters, and the state of the loop, for `/metrics` |
 //! | [`users`] | users that pods may run as |
@@ -45,6 +46,7 @@ mod intended;
 mod intents;
 mod launch;
 pub mod log_position;
+pub mod log_starts;
 pub mod logs;
 pub mod metrics;
 pub mod plan;

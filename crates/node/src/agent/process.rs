@@ -19,6 +19,7 @@ use tracing::warn;
 use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started, signal};
 use super::health;
 use super::health_check::HealthCheck;
+use super::log_starts;
 use super::state;
 use crate::procfs::{boot_id, gone, is_alive};
 use crate::shim::ShimMessage;
@@ -81,6 +82,7 @@ impl Driver for ProcessDriver {
         let message =
             |error: std::io::Error| format!("{} cannot be written: {error}", dir.display());
         state::make_dir(dir).map_err(message)?;
+        log_starts::note(dir, launch).await.map_err(message)?;
         state::write(&dir.join("launch.json"), launch).map_err(message)?;
         let mut shim = Command::new(&self.program)
             .args(["node", "shim"])

@@ -7,6 +7,8 @@
 //! goes on with `at=<position>` once its connection is lost. With `split` or `at` an answer ends where the log is
 //! rotated; if that is known when it begins, the header [`LOG_NEXT`] is the position that follows.
 //!
+//! With `previous` an answer has the output of the start before the present one, and the header [`LOG_PREVIOUS`].
+//!
 //! `uid` and `attempt` name a pod of a job. Its log is the present one, or the one that is kept because the pod is gone:
 //! then the answer has the header [`LOG_ENDED`].
 
@@ -33,7 +35,10 @@ use tracing::warn;
 
 use super::AgentSettings;
 use super::ended_logs::of_attempt;
-use super::log_position::{LogPosition, chunk_at, end_of, last_section, section_at};
+use super::log_position::{
+    LogPosition, LogSection, chunk_at, end_of, last_section, section_at, section_between,
+};
+use super::log_starts;
 use super::state::{DataDir, StoredPod, read};
 use crate::http::{HttpLimits, HttpListener, serve};
 use rcfarm_api::ids::{NodeName, PodId, check_segment};
@@ -45,6 +50,9 @@ pub const LOG_POSITION: &str = "rcfarm-log-position";
 pub const LOG_NEXT: &str = "rcfarm-log-next";
 /// Header of an answer: nothing more will be written to this log.
 pub const LOG_ENDED: &str = "rcfarm-log-ended";
+/// Header of an answer: it has the output of the start before the present one. Agents of older versions do not know the
+/// parameter.
+pub const LOG_PREVIOUS: &str = "rcfarm-log-previous";
 /// Logs that a server sends at once. The other connections of [`HttpLimits`] are left to `/healthz` and to refusals.
 const LOGS_AT_ONCE: usize = 48;
 /// Interval of reads of a followed log.
@@ -92,6 +100,9 @@ struct LogQuery {
     split: bool,
     #[serde(default)]
     follow: bool,
+    /// Only the output of the start before the present one.
+    #[serde(default)]
+    previous: bool,
     /// Attempt at a job's member, with the job's uid.
     attempt: Option<u32>,
     uid: Option<u64>,
@@ -110,15 +121,17 @@ struct FoundLog {
     /// What follows, if it ends at a rotation that was made before.
     next: Option<LogPosition>,
     is_ended: bool,
+    is_previous: bool,
 }
 
 impl FoundLog {
-    fn headers(&self) -> [Option<(HeaderName, String)>; 3] {
+    fn headers(&self) -> [Option<(HeaderName, String)>; 4] {
         let header = |name, value| (HeaderName::from_static(name), value);
         [
             Some(header(LOG_POSITION, self.start.to_string())),
             self.next.map(|next| header(LOG_NEXT, next.to_string())),
             self.is_ended.then(|| header(LOG_ENDED, "true".to_owned())),
+            self.is_previous.then(|| header(LOG_PREVIOUS, "true".to_owned())),
         ]
     }
 }
@@ -143,7 +156,9 @@ impl LogServer {
         let app = Router::new()
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/pods/{pod}/log", get(log))
-            .fallback(|| async { (StatusCode::NOT_FOUND, "try /healthz or /pods/<pod>/log\n") })
+            .fallback(|| async {
+                (StatusCode::NOT_FOUND, "try /healthz, /readyz, /metrics or /pods/<pod>/log\n")
+            })
             .with_state(Arc::new(Logs {
                 server: self,
                 free: Arc::new(Semaphore::new(LOGS_AT_ONCE)),
@@ -222,7 +237,14 @@ impl LogServer {
         };
         let path = home.join(format!("{name}.log"));
         let is_followed = query.follow && !is_ended;
-        match found(path, query.lines, at, query.split || at.is_some(), is_followed) {
+        let read = match query.previous {
+            false => found(path, query.lines, at, query.split || at.is_some(), is_followed),
+            true if query.follow || at.is_some() => {
+                return Err(bad("previous goes with neither follow nor at".to_owned()));
+            }
+            true => found_previous(&home.join(&name), path, query.lines),
+        };
+        match read {
             // The pod may have made place for another one.
             Ok(found) => {
                 let is_same = self.home(&pod, query)? == (home, is_ended);
@@ -256,7 +278,19 @@ fn found(
         (false, false) => Some(end_of(&path)?),
     };
     let (inode, start) = (section.inode, section.start);
-    Ok(FoundLog { path, inode, start, end, is_split, next, is_ended: false })
+    let (is_ended, is_previous) = (false, false);
+    Ok(FoundLog { path, inode, start, end, is_split, next, is_ended, is_previous })
+}
+
+/// What the start before the present one wrote to the log at `path`, from its last `lines` lines on. `dir`: that of the
+/// launchable.
+fn found_previous(dir: &Path, path: PathBuf, lines: usize) -> io::Result<FoundLog> {
+    let Some((from, to)) = log_starts::previous(dir) else {
+        return Err(io::Error::other("no start before the present one is known"));
+    };
+    let LogSection { start, end, next, inode } = section_between(&path, lines, from, to)?;
+    let (is_split, is_ended, is_previous) = (false, false, true);
+    Ok(FoundLog { path, inode, start, end: Some(end), is_split, next, is_ended, is_previous })
 }
 
 /// Binds the socket of an agent. Its user alone may connect.

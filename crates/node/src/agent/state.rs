@@ -11,7 +11,7 @@
 //! | `pods/<pod>/pod.json` | [`StoredPod`]: what was last intended |
 //! | `pods/<pod>/config.yaml` | its configuration |
 //! | `pods/<pod>/payload.data` | its payload |
-//! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`] |
+//! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`]; `starts.json`: [`super::log_starts`] |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
 //! | `ended/<pod>/<uid>.<attempt>/` | logs of a job's pod that is gone: see [`super::ended_logs`] |
 //! | `work/<pod>/home/` | home of a pod with another user than the agent, which owns it |
