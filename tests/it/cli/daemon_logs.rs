@@ -4,10 +4,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use rcfarm_testing::process::Process;
-use rcfarm_testing::wait::eventually;
+use axum::body::to_bytes;
+use rcfarm_node::http;
+use rcfarm_testing::process::{Process, free_ports};
+use rcfarm_testing::wait::{eventually, until};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use tokio::net::TcpStream;
 
 use crate::harness::HttpCluster;
 
@@ -108,4 +111,35 @@ async fn json_logs_have_no_key_twice_and_no_password() {
     }
     let farm = std::fs::read_to_string(dir.join("farm.log")).unwrap();
     assert!(farm.contains("http://127.0.0.1:1/"), "the address is there:\n{farm}");
+}
+
+/// Presences, statuses and the farm's pages are read by many. A scheduler that does not answer is named in errors.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_and_pages_have_no_password_of_a_scheduler() {
+    let cluster = HttpCluster::new().await;
+    cluster.nodes(2).await;
+    let [port] = free_ports();
+    let address = format!("127.0.0.1:{port}");
+    let scheduler = "http://bob:hunter2@127.0.0.1:1/";
+    let _farm = cluster.farm_process("f1", &["--scheduler", scheduler, "--http", &address]);
+    let id = cluster.create(&["--replicas", "1"]).await;
+    let status = format!("status/replication_controllers/{id}/rcfarm");
+    let read = async |key: &str| cluster.get(key).await.unwrap_or_default();
+    until("it failed", async || read(&status).await.contains("127.0.0.1:1")).await;
+    let presence = read("rcfarm/farms/f1").await;
+    assert!(presence.contains("http://127.0.0.1:1/"), "the address is there: {presence}");
+    let mut texts = vec![presence, read(&status).await];
+    for command in [&["farm", "list", "-o", "json"][..], &["rc", "explain", &id], &["rc", "list"]] {
+        texts.push(cluster.run(command).await.stdout);
+    }
+    for page in ["/status", "/metrics", "/readyz"] {
+        let stream = TcpStream::connect(&address).await.unwrap();
+        let answer = http::get(stream, &address, page, None).await.unwrap();
+        assert_eq!(answer.status(), 200, "{page}");
+        let text = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        texts.push(String::from_utf8(text.to_vec()).unwrap());
+    }
+    for text in texts {
+        assert!(!text.is_empty() && !text.contains("hunter2") && !text.contains("bob"), "{text}");
+    }
 }
