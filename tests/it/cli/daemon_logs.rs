@@ -113,7 +113,7 @@ async fn json_logs_have_no_key_twice_and_no_password() {
     assert!(farm.contains("http://127.0.0.1:1/"), "the address is there:\n{farm}");
 }
 
-/// Presences, statuses and the farm's pages are read by many. A scheduler that does not answer is named in errors.
+/// Presences and the farm's pages are read by many.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_and_pages_have_no_password_of_a_scheduler() {
     let cluster = HttpCluster::new().await;
@@ -123,12 +123,9 @@ async fn records_and_pages_have_no_password_of_a_scheduler() {
     let scheduler = "http://bob:hunter2@127.0.0.1:1/";
     let _farm = cluster.farm_process("f1", &["--scheduler", scheduler, "--http", &address]);
     let id = cluster.create(&["--replicas", "1"]).await;
-    let status = format!("status/replication_controllers/{id}/rcfarm");
-    let read = async |key: &str| cluster.get(key).await.unwrap_or_default();
-    until("it failed", async || read(&status).await.contains("127.0.0.1:1")).await;
-    let presence = read("rcfarm/farms/f1").await;
-    assert!(presence.contains("http://127.0.0.1:1/"), "the address is there: {presence}");
-    let mut texts = vec![presence, read(&status).await];
+    let presence = async || cluster.get("rcfarm/farms/f1").await.unwrap_or_default();
+    until("its address", async || presence().await.contains("http://127.0.0.1:1/")).await;
+    let mut texts = vec![presence().await];
     for command in [&["farm", "list", "-o", "json"][..], &["rc", "explain", &id], &["rc", "list"]] {
         texts.push(cluster.run(command).await.stdout);
     }

@@ -127,11 +127,11 @@ async fn logs_on_the_network_need_the_token_and_those_of_this_machine_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn previous_prints_what_the_start_before_the_present_one_wrote() {
     let cluster = HttpCluster::new().await;
-    let agent = cluster.agent_process("n1", &["--log-size", "1MiB"]);
+    let agent = cluster.agent_process("n1", &["--log-size", "1Mi"]);
     let node: NodeName = "n1".parse().unwrap();
     let logs = async |more: &[&str]| cluster.run(&[&["pod", "logs", "web"], more].concat()).await;
     // Ends twice, then goes on. The second start writes lines that come after a rotation, too.
-    let script = "n=$(cat n || echo 1); echo $((n + 1)) > n; echo start $n; echo more; \
+    let script = "n=$(cat n 2>/dev/null || echo 1); echo $((n + 1)) > n; echo start $n; echo more; \
                   while [ $n = 2 ] && ! [ -e go ]; do sleep 0.1; done; echo end of $n; \
                   [ $n -le 2 ] && exit 1; exec sleep 600";
     let restart = "    restart: {policy: on_failure, backoff: 100ms, max_backoff: 100ms}\n";
@@ -146,7 +146,6 @@ async fn previous_prints_what_the_start_before_the_present_one_wrote() {
     assert_eq!(logs(&["--previous"]).await.ok(), "start 1\nmore\nend of 1\n");
     std::fs::write(home.join("go"), "").unwrap();
     until("the third start", async || logs(&[]).await.stdout.ends_with("end of 3\n")).await;
-    assert_eq!(logs(&["--previous", "-p"]).await.code, 2, "given twice");
     assert_eq!(logs(&["-p", "--lines", "0"]).await.ok(), "start 2\nmore\nend of 2\n");
     let refused = logs(&["--previous", "--follow"]).await;
     assert!(refused.stderr.contains("cannot be used with"), "{refused:?}");
