@@ -104,15 +104,28 @@ impl CheckedRequest for GroupRequest {
                 return refuse(format!("opportunistic pod not supported to use pinned cell {id}"));
             }
             let chain = model.chain_of(&model.physical, physical);
-            return match &self.cell_type {
-                Some(cell_type) if chain.level_of(cell_type).is_none() => refuse(format!(
+            return match types(self).find(|cell_type| chain.level_of(cell_type).is_none()) {
+                Some(cell_type) => refuse(format!(
                     "Pod requesting leaf cell type {cell_type} which pinned cell {id} does not have"
                 )),
-                _ => Ok(()),
+                None => Ok(()),
             };
         }
-        let Some(cell_type) = &self.cell_type else { return Ok(()) };
+        // The type that most chains lack says best what is wrong.
+        let with = |cell_type: &&str| {
+            let has = |chain: &u16| has_type(self, model, *chain, cell_type);
+            model.search_order.iter().copied().filter(has).count()
+        };
+        let Some(cell_type) = types(self).min_by_key(with) else { return Ok(()) };
         let chains: Vec<u16> = chains(self, model).collect();
+        if chains.is_empty() && with(&cell_type) > 0 {
+            let types: std::collections::BTreeSet<&str> = types(self).collect();
+            let types: Vec<&str> = types.into_iter().collect();
+            return refuse(format!(
+                "Pods requesting cell types that no chain has together: {}",
+                types.join(", ")
+            ));
+        }
         if chains.is_empty() {
             return refuse(format!(
                 "Pod requesting leaf cell type {cell_type} which the whole cluster does not have"
@@ -128,19 +141,31 @@ impl CheckedRequest for GroupRequest {
     }
 }
 
-/// Chains that have the wanted type, in the order in which they are tried.
+/// Types of cells that the group's chain must have: the group's, and those of its members.
+fn types(request: &GroupRequest) -> impl Iterator<Item = &str> {
+    let of_members = request.members.iter().filter_map(|member| member.cell_type.as_deref());
+    request.cell_type.as_deref().into_iter().chain(of_members)
+}
+
+/// Whether a chain has cells of a type: up to the node level in V2, as devices in V1.
+fn has_type(request: &GroupRequest, model: &CellModel, chain: u16, wanted: &str) -> bool {
+    let chain = model.chain(chain);
+    match request.nested {
+        Some(_) => chain.level_of(wanted).is_some_and(|level| level <= chain.node_level),
+        None => chain.leaf_type() == wanted,
+    }
+}
+
+/// Chains that have the wanted types, in the order in which they are tried.
 pub(crate) fn chains<'a>(
     request: &'a GroupRequest,
     model: &'a CellModel,
 ) -> impl Iterator<Item = u16> + 'a {
-    model.search_order.iter().copied().filter(move |&chain| match &request.cell_type {
-        None => true,
-        Some(wanted) if request.nested.is_some() => {
-            let chain = model.chain(chain);
-            chain.level_of(wanted).is_some_and(|level| level <= chain.node_level)
-        }
-        Some(wanted) => model.chain(chain).leaf_type() == wanted,
-    })
+    model
+        .search_order
+        .iter()
+        .copied()
+        .filter(move |&chain| types(request).all(|wanted| has_type(request, model, chain, wanted)))
 }
 
 /// The rules that both versions share. Errors have the reference's texts.

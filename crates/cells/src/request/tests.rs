@@ -95,6 +95,59 @@ podRootGroup:
     assert_eq!(alone.group.members[0].cell_type.as_deref(), Some("NODE"));
 }
 
+/// A group of two members with different types of cells, as the annotation of a pod of one of them has it.
+fn of_two_types(types: [&str; 2], current: usize) -> String {
+    let member = |n: usize| {
+        format!(
+            "{{name: {n}, pod: {{podMinNumber: 1, podMaxNumber: 1, cellsPerPod: {{cellType: {}, cellNumber: 1}}, \
+             containsCurrentPod: {}}}}}",
+            types[n],
+            n == current
+        )
+    };
+    format!(
+        "{{version: v2, virtualCluster: VC1, cellType: {}, cellNumber: 1, podRootGroup: {{name: g, childGroups: [{}, {}]}}}}",
+        types[current],
+        member(0),
+        member(1)
+    )
+}
+
+#[test]
+fn v2_pods_of_different_types_are_of_one_group() {
+    let of = |current| parse(&of_two_types(["DGX2-V100-NODE", "DGX2-V100"], current)).unwrap();
+    let (first, second) = (of(0), of(1));
+    assert_eq!((first.member, second.member), (0, 1));
+    assert_eq!(first.group, second.group);
+    assert_eq!(first.group.cell_type, None);
+    // Members without a type have that of the annotation.
+    let untyped = "{version: v2, virtualCluster: A, cellType: NODE, cellNumber: 1, podRootGroup: {name: g, pod: \
+                   {podMinNumber: 1, podMaxNumber: 1, cellsPerPod: {cellNumber: 1}, containsCurrentPod: true}}}";
+    assert_eq!(parse(untyped).unwrap().group.cell_type.as_deref(), Some("NODE"));
+}
+
+#[test]
+fn v2_chains_have_the_types_of_all_members() {
+    let model = CellConfig::parse(DESIGN).expect("it can be read").validate().expect("it is legal");
+    let check = |types| {
+        let request = parse(&of_two_types(types, 0)).expect("it is legal");
+        let names: Vec<String> = super::chains(&request.group, &model)
+            .map(|chain| model.chain(chain).name.clone())
+            .collect();
+        (names, request.group.check(&model, "p").map_err(|bad| bad.message))
+    };
+    let (names, checked) = check(["DGX2-V100-NODE", "DGX2-V100"]);
+    assert!(checked.is_ok() && !names.is_empty(), "{names:?} {checked:?}");
+    assert!(names.iter().all(|name| name.contains("DGX2-V100")), "{names:?}");
+    let (names, checked) = check(["DGX2-V100-NODE", "CT1"]);
+    assert_eq!(names, [] as [String; 0]);
+    assert!(checked.unwrap_err().ends_with("no chain has together: CT1, DGX2-V100-NODE"));
+    let (_, checked) = check(["DGX2-V100-NODE", "X"]);
+    assert!(
+        checked.unwrap_err().contains("leaf cell type X which the whole cluster does not have")
+    );
+}
+
 #[test]
 fn v2_refusals() {
     let v2 = |rest: &str| {

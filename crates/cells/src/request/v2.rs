@@ -135,11 +135,14 @@ impl PodGroupSchedulingSpec {
             return Err(BadRequest::annotation("PodGroup.Pod does not contain current Pod"));
         };
         count(flat.total, "PodGroup.Pod: PodMinNumber")?;
+        // The type of the current pod's cells is that of its member. Pods of other members have other ones.
+        let typed = flat.members.iter().all(|member| member.cell_type.is_some());
+        let cell_type = some(self.cell_type.clone()).filter(|_| !typed);
         let group = GroupRequest {
             key: GroupKey::new(self.virtual_cluster.clone(), root.name.clone()),
             priority,
             pinned_cell_id: some(self.pinned_cell_id.clone()),
-            cell_type: some(self.cell_type.clone()),
+            cell_type,
             gang_release_enable: self.gang_release_enable,
             lazy_preemption_enable: self.lazy_preemption_enable,
             ignore_suggested_nodes: true,

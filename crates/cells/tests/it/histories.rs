@@ -16,6 +16,7 @@ use rcfarm_cells::{
     PodRequest,
 };
 
+use crate::stages::Stages;
 use crate::vectors_m::MINI;
 
 /// Configurations of at most six nodes. Each is a list of alternatives, for reconfiguration.
@@ -105,7 +106,10 @@ fn histories_keep_the_invariants() {
         // Some histories have only healthy nodes: there the exhaustive search has more to say.
         let flapping = seed % 3 != 0;
         for step in 0..60 {
+            let before = Stages::of(&history.cells);
             let what = history.step(flapping);
+            let steps_taken = before.steps(&Stages::of(&history.cells), what);
+            assert!(steps_taken.is_ok(), "HISTORY={seed}, step {step}, {what}: {steps_taken:?}");
             *steps.entry(what).or_insert(0u32) += 1;
             let violations = history.cells.violations();
             assert!(violations.is_empty(), "HISTORY={seed}, step {step}, {what}: {violations:#?}");

@@ -2,6 +2,7 @@
 
 mod histories;
 mod rebuild;
+mod stages;
 mod vectors_m;
 mod vectors_t;
 mod vectors_v2;

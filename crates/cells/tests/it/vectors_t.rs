@@ -255,4 +255,48 @@ fn example_requests_of_the_design() {
     assert_eq!(world.schedule("b1", &jobx(8)), bind("0.0.3.3", 0..8));
     assert_eq!(world.schedule("b2", &jobx(8)), bind("0.0.3.3", 8..16));
     assert_eq!(world.schedule("c", &jobx(4)), bind("0.0.3.2", 0..4));
+    let of = |leaf_type, leaves, group, members: &[(i64, i64)]| {
+        spec("VC1", 1000, leaf_type, leaves, group, members)
+    };
+    // Pods that name no group are groups of one.
+    for (pod, node) in [("e0", "0.0.1.0"), ("e1", "0.0.5.0")] {
+        let one = of(V, 16, pod, &[(1, 16)]);
+        assert_eq!(world.schedule(pod, &one), bind(node, 0..16));
+    }
+    let f = of("", 3, "PCN-F", &[(2, 3)]).pinned("VC1-YQW-IB-DGX2");
+    assert_eq!(world.schedule("f0", &f), bind("0.1.0.0", 0..3));
+    assert_eq!(world.schedule("f1", &f), bind("0.1.0.0", 4..7));
+    // Of any type. The reference takes the types in a random order; here the order is that of the chains.
+    let d = of("", 3, "PCN-D", &[(2, 3)]);
+    let [d0, d1] = ["d0", "d1"].map(|pod| world.schedule(pod, &d));
+    assert_eq!(d0.node(), d1.node(), "{d0:?} {d1:?}");
+    let Outcome::Bind(_, devices) = &d0 else { panic!("{d0:?}") };
+    assert_eq!(devices.len(), 3);
+}
+
+/// The reference's example requests of the basic cluster: each virtual cluster has a node of four devices, VC2 a pinned
+/// one besides.
+#[test]
+fn example_requests_of_the_basic_cluster() {
+    let mut world = World::yaml(include_str!("../../testdata/basic.yaml"));
+    let jobs = [
+        ("VC1", "", "10.151.41.20"),
+        ("VC2", "", "10.151.41.22"),
+        ("VC2", "VC2-K80", "10.151.41.21"),
+    ];
+    for (vc, pin, node) in jobs {
+        for n in 0..5 {
+            let pod = format!("{vc}-{pin}-{n}");
+            let leaf_type = if pin.is_empty() { "K80" } else { "" };
+            let mut one = spec(vc, 1000, leaf_type, 1, &pod, &[(1, 1)]);
+            if !pin.is_empty() {
+                one = one.pinned(pin);
+            }
+            let outcome = world.schedule(&pod, &one);
+            match n {
+                4 => outcome.waits("insufficient capacity"),
+                _ => assert_eq!(outcome, bind(node, [n])),
+            }
+        }
+    }
 }
