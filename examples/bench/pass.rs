@@ -125,6 +125,7 @@ impl Passes {
             fleet: &self.fleet,
             cells: None,
             down: &down,
+            draining: &BTreeMap::new(),
             may_forget: true,
             with_orphaned: false,
             now: Timestamp::UNIX_EPOCH,

@@ -3,7 +3,7 @@
 mod queues;
 mod set_aside;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,10 +30,12 @@ use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
 use crate::placement::capacity::Fleet;
+use crate::placement::cells::held;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered};
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
 use rcfarm_api::key;
 use rcfarm_api::labels::Selector;
+use rcfarm_api::node::record::DrainJobs;
 use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::pod_group::status::{PodGroupReason, PodGroupStatus};
 use rcfarm_api::priority_class::PriorityClasses;
@@ -116,6 +118,7 @@ struct IdlePass {
     cells: Option<Arc<StoredCells>>,
     fleet: Fleet,
     down: BTreeSet<NodeName>,
+    draining: BTreeMap<NodeName, DrainJobs>,
     may_forget: bool,
     plan: BatchPlan,
 }
@@ -137,6 +140,7 @@ impl IdlePass {
             }
             && self.fleet.equals(seen.fleet)
             && self.down == *seen.down
+            && self.draining == *seen.draining
             && self.may_forget == seen.may_forget
             && !seen.with_orphaned
             && self.plan.next.is_none_or(|next| seen.now < next)
@@ -304,7 +308,7 @@ impl SchedulerController {
         let shown_statuses = failpoints::change_statuses(&self.groups);
         let fleet = self.caches.fleet(&selector);
         let latest = groups.index.max(queues.index).max(self.chain.index());
-        let down = self.caches.view.down_nodes();
+        let (down, draining) = (self.caches.view.down_nodes(), self.caches.view.draining_nodes());
         let observed = BatchObserved {
             me: &self.me,
             spec: &spec,
@@ -316,6 +320,7 @@ impl SchedulerController {
             fleet: &fleet,
             cells: cells::stored(&cells.value),
             down: &down,
+            draining: &draining,
             may_forget: groups.untrusted.is_none(),
             with_orphaned: self.to_recount || monotonic() >= self.orphan_search_at,
             now: self.ctx.clock.wall(),
@@ -342,6 +347,7 @@ impl SchedulerController {
                     cells: cells::stored(&cells.value).cloned(),
                     fleet,
                     down,
+                    draining,
                     may_forget,
                     plan: plan.clone(),
                 });
@@ -517,7 +523,11 @@ impl SchedulerController {
         };
         let waits = self.groups.values().any(|known| for_room(known.value.reason));
         let room = waits.then_some(ROOM_EVERY);
-        match [due, room, self.set_aside.next()].into_iter().flatten().min() {
+        // Groups that hold cells leave a node that is down. That it is tells nobody.
+        let has_cells = self.groups.values().any(|known| held(&known.value).is_some());
+        let down = has_cells.then(|| self.caches.view.next_down()).flatten();
+        let down = down.map(|rest| rest + Duration::from_millis(1));
+        match [due, room, down, self.set_aside.next()].into_iter().flatten().min() {
             Some(pause) => Action::RequeueAfter(pause),
             None => Action::AwaitChange,
         }

@@ -15,6 +15,7 @@
 
 mod adjust;
 mod cells;
+mod drain;
 mod eviction;
 mod growth;
 mod known;
@@ -49,8 +50,9 @@ use crate::cluster::cells::StoredCells;
 use crate::cluster::queues::{StoredGroup, StoredGroups};
 use crate::placement::capacity::{self, Fleet, Gang};
 use rcfarm_api::Index;
-use rcfarm_api::cells::AffinityGroupRecord;
+use rcfarm_api::cells::{AffinityGroupRecord, ChainReason};
 use rcfarm_api::ids::{NodeName, ObjectName, QueueName};
+use rcfarm_api::node::record::DrainJobs;
 use rcfarm_api::pod_group::spec::{Counts, GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::spec::QueueStrategy;
@@ -78,8 +80,10 @@ pub struct BatchObserved<'a> {
     pub fleet: &'a Fleet,
     /// The configuration of cells.
     pub cells: Option<&'a Arc<StoredCells>>,
-    /// Nodes that are down; members without a pod are moved away.
+    /// Nodes that are down; members without a pod are moved away, groups that hold cells there are evicted.
     pub down: &'a BTreeSet<NodeName>,
+    /// Nodes that are drained, with what the drain does about members of jobs.
+    pub draining: &'a BTreeMap<NodeName, DrainJobs>,
     /// Whether the statuses of groups without a record may be deleted. `false` while ACLs hide a part of
     /// `rcfarm/pod_groups/`. Each delete also checks in its transaction that the record is absent.
     pub may_forget: bool,
@@ -163,9 +167,12 @@ struct Asked {
 /// Reason why a group waits. The text is made only if its status does not say so yet.
 type Why = (PodGroupReason, Message);
 
+#[derive(Debug, Clone)]
 enum Message {
     Text(String),
     DoesNotFit(Gang),
+    /// It asks for cells, and no chain has them.
+    Chains(Vec<ChainReason>),
 }
 
 /// Selector and resources of a waiting group with a single pod and no `minResources`; `None`: another group.
@@ -490,7 +497,7 @@ impl<'a> Pass<'a, '_> {
         after.charged = place.charge();
         self.plan.usage.charge(queues, &c.queue, &after.charged);
         (after.not_before, after.passed, after.kept_until) = (None, 0, None);
-        (after.reservation, after.eviction) = (None, None);
+        (after.reservation, after.eviction, after.evictions) = (None, None, 0);
         let phase = next(after.phase, Order::Admit, MemberState::TooFew);
         let reason = if is_large { PodGroupReason::Reserving } else { PodGroupReason::AsDesired };
         after.say(phase, reason, String::new(), self.seen.now);
@@ -576,25 +583,30 @@ impl<'a> Pass<'a, '_> {
         if !c.admitted {
             self.list(&c.queue, c.id, reason);
         }
+        // What stands in the way of cells, and whom a group waits for, changes while the reason stays.
+        let is_compared = reason == PodGroupReason::Preempting
+            || c.record.spec.cells.is_some() && reason != PodGroupReason::BackedOff;
+        let shown = match &message {
+            Message::Text(text) if is_compared => Some(waiting::shown(c, reason, text)),
+            Message::Chains(chains) => Some(waiting::shown(c, reason, &waiting::text_of(chains))),
+            _ => None,
+        };
         let said = c.known.is_some_and(|known| {
-            let is_old = match &message {
-                // Whom it waits for changes.
-                Message::Text(text) if reason == PodGroupReason::Preempting => {
-                    let mut shown = PodGroupStatus::default();
-                    shown.say(known.value.phase, reason, text.clone(), self.seen.now);
-                    known.value.message != shown.message
-                }
-                _ => known.value.reason != reason,
-            };
-            !is_old && known.value.queue.as_ref() == Some(&c.queue)
+            let is_same = shown.as_ref().is_none_or(|shown| known.value.message == shown.message);
+            is_same && known.value.reason == reason && known.value.queue.as_ref() == Some(&c.queue)
         });
         if !said && self.plan.message_changes.len() < self.seen.bounds.message_changes {
             let mut after = c.status();
-            let mut text = self.text(message);
-            if let Some(eviction) = after.eviction.as_ref().filter(|_| after.placement.is_none()) {
-                text = format!("{eviction}; now: {text}");
-            }
+            let chains = match &message {
+                Message::Chains(chains) => waiting::kept(chains),
+                _ => Vec::new(),
+            };
+            let text = match shown {
+                Some(shown) => shown.message,
+                None => waiting::with_eviction(&after, self.text(message)),
+            };
             after.say(after.phase, reason, text, self.seen.now);
+            after.chain_reasons = chains;
             self.plan.message_changes.push(PlacementChange::of_status(c.id, c.known, after));
         }
     }
@@ -603,6 +615,7 @@ impl<'a> Pass<'a, '_> {
         match message {
             Message::Text(text) => text,
             Message::DoesNotFit(gang) => self.memory.message(&gang),
+            Message::Chains(chains) => waiting::text_of(&chains),
         }
     }
 

@@ -233,7 +233,7 @@ pub fn audited(change: &PlacementChange) -> GroupChange {
         to: after.map(|status| status.phase.to_string()),
         placement: placement(after),
         reason: status.map(|status| status.reason.to_string()).unwrap_or_default(),
-        preemptor: after.and_then(|after| after.eviction.as_ref()).map(|e| e.preemptor.clone()),
+        preemptor: after.and_then(|after| after.eviction.as_ref()?.by().cloned()),
         promised: change.allocate.len(),
         released: change.release.len(),
     }

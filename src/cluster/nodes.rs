@@ -85,7 +85,7 @@ pub(super) struct NodeInfo {
     index: Index,
     /// Address of its pods; empty if it has none.
     pub(super) address: String,
-    draining: bool,
+    pub(super) draining: bool,
     /// Whether it drains and members of jobs are to leave at once.
     pub(super) evicts_jobs: bool,
     /// Its pods may live this long after the end of its session.

@@ -21,6 +21,7 @@ use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacities};
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key::{self, LabelKind};
+use rcfarm_api::node::record::DrainJobs;
 use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_store::cache::Cache;
 use rcfarm_store::failpoints::{Failpoint, enabled};
@@ -264,6 +265,21 @@ impl ClusterView {
     pub fn suspects(&self) -> BTreeMap<NodeName, Instant> {
         let failure_tracker = self.failure_tracker();
         failure_tracker.suspects(monotonic()).map(|(node, until)| (node.clone(), until)).collect()
+    }
+
+    /// Nodes that are drained, with what the drain does about members of jobs.
+    pub fn draining_nodes(&self) -> BTreeMap<NodeName, DrainJobs> {
+        let seen = self.records.snapshot();
+        let draining = seen.value.nodes.iter().filter(|(_, info)| info.draining);
+        let of = |evicts: bool| if evicts { DrainJobs::Evict } else { DrainJobs::Wait };
+        draining.map(|(node, info)| (node.clone(), of(info.evicts_jobs))).collect()
+    }
+
+    /// Time until the next node counts as down, unless its agent comes back before.
+    pub fn next_down(&self) -> Option<Duration> {
+        let (seen, now) = (self.records.snapshot(), monotonic());
+        let at = seen.value.nodes.values().filter_map(|info| info.down_at(self.node_grace));
+        at.filter(|at| *at > now).min().map(|at| at - now)
     }
 
     pub fn down_nodes(&self) -> BTreeSet<NodeName> {

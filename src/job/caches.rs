@@ -23,6 +23,7 @@ pub use self::realities::Realities;
 pub use self::removed::RemovedPod;
 use self::waiting_jobs::WaitingJobs;
 use self::without_group::WithoutGroup;
+use super::budget;
 use super::doorbells::JobDoorbells;
 use super::frameworks;
 use super::members::MemberPod;
@@ -266,6 +267,9 @@ impl JobCaches {
             pods.own.push(self.seen(&place, &labelled, intent, &realities, (known, job)));
             pods.members.insert(place, (labelled, intent.map(|intent| intent.index)));
         }
+        if let Some(job) = job {
+            budget::keep(&mut pods.own, job, |node| self.nodes.evicts_jobs(node));
+        }
         self.add_others(id, uid, known, &mut pods);
         let heard = |node: &NodeName| self.nodes.readiness(node) != NodeReadiness::Down;
         for (place, removed) in &known.removed {
@@ -376,6 +380,9 @@ impl JobCaches {
         let task = job.and_then(|job| Some((job, job.task(&identity.slot.task)?)));
         let container = task.and_then(|(job, task)| frameworks::counting_container(job, task));
         let on_down_node = self.nodes.readiness(&place.node) == NodeReadiness::Down;
+        // Members with cells leave a drained node all together: their group is evicted.
+        let leaves_alone = job.is_none_or(|job| job.cells.is_none());
+        let is_drained = leaves_alone && self.nodes.evicts_jobs(&place.node);
         MemberPod {
             slot: identity.slot.clone(),
             place: place.clone(),
@@ -388,8 +395,7 @@ impl JobCaches {
             exit_code: pod_state.exit_code(container),
             restarts: pod_state.restarts,
             lost: pod_state.is_evicted
-                || !pod_state.phase.has_ended()
-                    && (on_down_node || self.nodes.evicts_jobs(&place.node)),
+                || !pod_state.phase.has_ended() && (on_down_node || is_drained),
             on_down_node,
             message: pod_state.message,
             failure: pod_state.failure,

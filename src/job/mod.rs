@@ -28,6 +28,7 @@
 //! | [`kind`] | the kind `job`: prefixes, rights, subscriptions |
 
 pub mod adoption;
+mod budget;
 pub mod caches;
 mod collect_orphans;
 mod controller;

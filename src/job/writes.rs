@@ -180,6 +180,24 @@ pub fn remove_unlabelled_ops(place: &PodRef, intent: Index) -> [Op; 2] {
     ]
 }
 
+/// A task of a job's PodGroup.
+fn group_task(job: &JobSpec, task: &JobTask, replicas: u32) -> group::TaskSpec {
+    group::TaskSpec {
+        name: task.lower_name(),
+        replicas,
+        resources: task.template.resources().nonzero(),
+        node_selector: task.template.node_selector.to_string(),
+        ports: frameworks::of(job.framework).listeners(job, task),
+    }
+}
+
+/// Tasks of the PodGroup of a job that has no pods.
+#[must_use]
+pub fn tasks_of_new(job: &JobSpec) -> Vec<group::TaskSpec> {
+    let tasks = job.tasks.iter().filter(|task| task.replicas > 0);
+    tasks.map(|task| group_task(job, task, task.replicas)).collect()
+}
+
 /// PodGroup that a job wants, with counts of its members. `placed`: number of members that have a node or have ended;
 /// members without a pod keep their node, but for the plan's `moves`. `pods`: surplus members keep their nodes until
 /// their pods are gone. `before`: the job's PodGroup as it stands.
@@ -204,13 +222,7 @@ pub fn group_of(
         true => tasks().map(|task| (task.lower_name(), task.needed())).collect(),
         false => BTreeMap::new(),
     };
-    let tasks = tasks().map(|task| group::TaskSpec {
-        name: task.lower_name(),
-        replicas: replicas(task),
-        resources: task.template.resources().nonzero(),
-        node_selector: task.template.node_selector.to_string(),
-        ports: frameworks::of(job.framework).listeners(job, task),
-    });
+    let tasks = tasks().map(|task| group_task(job, task, replicas(task)));
     let spec = PodGroupSpec {
         min_member: Some(job.min_available),
         min_task_member,
@@ -228,6 +240,7 @@ pub fn group_of(
         }),
         round: plan.status.round,
         cells: job.cells.clone(),
+        budget: job.budget,
         moves: moves_of(job, plan),
         ended: ended_by_task(job, plan),
         schedule_timeout_seconds: job.schedule_timeout.map(|timeout| timeout.as_secs()),

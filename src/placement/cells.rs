@@ -7,6 +7,8 @@
 //! Keys read and written: none; callers read `rcfarm/cells/config`, `rcfarm/pod_group_status/`, `labels/node/`,
 //! `rcfarm/nodes/` and `rcfarm/allocations/`.
 
+pub mod gang;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -29,6 +29,25 @@ pub struct GroupKey {
     pub name: String,
 }
 
+/// Why a chain has no place for a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChainReason {
+    /// Name of the chain; of the pinned cell, if one is asked for; empty if there is none to try.
+    pub chain: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl fmt::Display for ChainReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.chain {
+            "" => f.write_str(&self.reason),
+            chain => write!(f, "chain {chain}: {}", self.reason),
+        }
+    }
+}
+
 impl GroupKey {
     /// The group `name` of `virtual_cluster`.
     pub fn new(virtual_cluster: impl Into<String>, name: impl Into<String>) -> GroupKey {
@@ -81,7 +100,8 @@ pub struct GroupRequest {
     /// The pinned cell in which it must be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_cell_id: Option<String>,
-    /// Type of a cell of the chain: the device's type in V1, that of any level in V2; none means any.
+    /// Type of a cell of the chain: the device's type in V1; in V2, unless all members name one, that of any level; none
+    /// means any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cell_type: Option<String>,
     /// Whether the group gives up its cells when its pods have ended all at once only. Kept, without effect: cells of a

@@ -13,6 +13,7 @@
 pub mod allocation;
 pub mod audit;
 mod backoff;
+pub mod budget;
 pub mod carried;
 pub mod cells;
 pub mod command;

@@ -69,7 +69,7 @@ pub use group::{
     AffinityGroup, AffinityGroupState, GroupKey, LazyPreemptionStatus, PodPlacementInfo,
 };
 pub use model::{CellHealthiness, CellModel};
-pub use place::plan::ChainReason;
+pub use rcfarm_api::cells::ChainReason;
 pub use record::{AffinityGroupRecord, PodPlacementRecord, RebuildNote};
 pub use request::{BadRequest, CheckedRequest, GroupRequest, PodRequest};
 pub use scheduler::{CellDecision, CellEvent, CellPlan, CellScheduler, CellWait, StalePlan};

@@ -1,4 +1,4 @@
-//! States of devices, groups and pods, with every legal change: tables of the reference, `hived.md` §2.1 to §2.3.
+//! States of devices, groups and pods, with every legal change: tables of the reference, `hived.md` §2.2 and §2.3.
 //!
 //! The state of a device follows from who uses it and who reserves it, that of a group from its devices, that of a pod from
 //! its group's record. The tables say which changes may occur: `docs/reference/state-machines/cells.md`.

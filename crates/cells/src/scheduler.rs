@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use rcfarm_api::cells::ChainReason;
 use serde::{Deserialize, Serialize};
 
 use crate::group::{AffinityGroup, AffinityGroupState, GroupIx, GroupKey, PodPlacementInfo};
 use crate::model::{CellHealthiness, CellModel};
-use crate::place::plan::{self, ChainReason, Found};
+use crate::place::plan::{self, Found};
 use crate::request::{BadRequest, CheckedRequest as _, GroupRequest, PodRequest};
 use crate::state::State;
 

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use super::{Asked, Candidate, Message, Pass, Why};
 use crate::batch::placing::{PlacementChange, VersionedStatus, placement};
 use crate::placement::capacity::{GangPlacement, IndexVersion};
-use crate::placement::cells::{self, Holders, basic};
+use crate::placement::cells::gang::{self, assign, may_preempt, slots};
+use crate::placement::cells::{self, Holders};
 use rcfarm_api::cells::{AffinityGroupRecord, CellRequest, GroupKey};
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec, TaskSpec};
+use rcfarm_api::pod_group::spec::{GroupId, PodGroupRecord, PodGroupSpec, TaskSpec};
 use rcfarm_api::pod_group::status::{PlacementState, PodGroupReason, PodGroupStatus};
 use rcfarm_api::{Index, ResourceList};
 use rcfarm_cells::{
@@ -36,7 +37,7 @@ pub(super) struct KnownCells {
     /// Nodes compared in that pass.
     steps: usize,
     /// Requests that had no place, until a node changes or a group is placed.
-    no_place: BTreeMap<Request, (PodGroupReason, String)>,
+    no_place: BTreeMap<Request, Why>,
     /// Nodes for tasks, until a node or a group changes: as they are, or once a group has preempted others.
     suggested: BTreeMap<SuggestedFor, Arc<BTreeSet<String>>>,
     version: Option<IndexVersion>,
@@ -50,13 +51,6 @@ type Preemptor = (String, i32);
 
 /// For which tasks nodes are suggested, and for which preemptor.
 type SuggestedFor = (Vec<TaskSpec>, Option<Preemptor>);
-
-/// Whether a group may preempt another one.
-fn may_preempt(by: &GroupRequest, other: &AffinityGroupRecord) -> bool {
-    let is_lent = other.request.priority < 0 || other.lazy_preemption.is_some();
-    let is_own = other.request.key.virtual_cluster == by.key.virtual_cluster;
-    by.priority >= 0 && (is_lent || is_own && other.request.priority < by.priority)
-}
 
 impl KnownCells {
     /// Nodes compared in a pass.
@@ -96,19 +90,7 @@ impl KnownCells {
         &self,
         of: impl Fn(&AffinityGroupRecord) -> bool,
     ) -> BTreeMap<NodeName, ResourceList> {
-        let mut asks: BTreeMap<NodeName, ResourceList> = BTreeMap::new();
-        for (_, status) in &self.holders {
-            let Some(place) = status.placement.as_ref() else { continue };
-            if !place.cells.as_deref().is_some_and(&of) {
-                continue;
-            }
-            for (task, _, node) in place.placed() {
-                if let Some(more) = place.asks.get(task) {
-                    asks.entry(node.clone()).or_default().add(more);
-                }
-            }
-        }
-        asks
+        gang::asks_of(self.holders.iter().map(|(_, status)| &**status), of)
     }
 }
 
@@ -239,15 +221,15 @@ impl<'a> Pass<'a, '_> {
         }
         self.memory.cells.follow(self.memory.index.version());
         let known = self.memory.cells.no_place.get(&asked).filter(|_| reserved.is_none());
-        if let Some((reason, text)) = known {
-            return Err((*reason, Message::Text(text.clone())));
+        if let Some(why) = known {
+            return Err(why.clone());
         }
         let decided = self.decide(c, group, model, reserved.is_some());
-        if let Err((reason, Message::Text(text))) = &decided
-            && *reason == PodGroupReason::InsufficientCapacity
+        if let Err(why) = &decided
+            && why.0 == PodGroupReason::InsufficientCapacity
             && reserved.is_none()
         {
-            self.memory.cells.no_place.insert(asked, (*reason, text.clone()));
+            self.memory.cells.no_place.insert(asked, why.clone());
         }
         let (plan, awaits) = match decided? {
             Decided::Place(plan) => (plan, None),
@@ -287,27 +269,15 @@ impl<'a> Pass<'a, '_> {
         model: &CellModel,
         is_reserved: bool,
     ) -> Result<Decided, Why> {
-        let tasks = &c.record.spec.tasks;
         let pod = PodRequest { group, member: 0 };
-        let mut made = self.ask(c, &pod, model, is_reserved)?;
-        let is_guaranteed = pod.group.priority >= 0;
-        if let (CellDecision::Wait(_), true, false) = (&made, is_guaranteed, is_reserved) {
-            // Processors and memory of those who would have to go count as free.
-            let preempting = self.ask(c, &pod, model, true)?;
-            if matches!(preempting, CellDecision::Preempt(_)) {
-                made = preempting;
-            }
-        }
+        let made = gang::decide(&pod.group, is_reserved, |preempting| {
+            self.ask(c, &pod, model, preempting)
+        })?;
         let plan = match made {
             CellDecision::Bind(plan) => return Ok(Decided::Place(plan)),
             CellDecision::Preempt(plan) => plan,
             CellDecision::Wait(wait) => {
-                let text = |of: &rcfarm_cells::ChainReason| match &*of.chain {
-                    "" => of.reason.clone(),
-                    chain => format!("chain {chain}: {}", of.reason),
-                };
-                let texts: Vec<String> = wait.reasons.iter().map(text).collect();
-                return Err(insufficient(texts.join("; ")));
+                return Err((PodGroupReason::InsufficientCapacity, Message::Chains(wait.reasons)));
             }
         };
         let victims: Vec<String> =
@@ -321,7 +291,11 @@ impl<'a> Pass<'a, '_> {
         if !plan.is_new() {
             return Ok(Decided::Await(text));
         }
-        match self.lacks_after(&plan, tasks, &c.record.spec) {
+        let of = |key: &GroupKey| self.stop_of(key);
+        if let Some(why) = gang::forbidden(&plan, of) {
+            return Err((PodGroupReason::BudgetExhausted, Message::Text(format!("{text}; {why}"))));
+        }
+        match self.lacks_after(&plan, &c.record.spec) {
             Some(lack) => Err(insufficient(format!("{text}; {lack} even then"))),
             None => Ok(Decided::Reserve(plan, text)),
         }
@@ -348,29 +322,25 @@ impl<'a> Pass<'a, '_> {
         decision.map_err(|bad| invalid(format!("spec.cells: {bad}")))
     }
 
+    /// A group that holds cells, and why its disruption budget forbids to stop it.
+    fn stop_of(&self, key: &GroupKey) -> Option<(&AffinityGroupRecord, Option<String>)> {
+        let is_it = |(_, status): &&(GroupId, Arc<PodGroupStatus>)| {
+            cells::held(status).is_some_and(|record| record.request.key == *key)
+        };
+        let (id, status) = self.memory.cells.holders.iter().find(is_it)?;
+        let group = self.seen.groups.get(id).and_then(|group| group.value.as_ref().ok());
+        Some((cells::held(status)?, group.and_then(PodGroupRecord::forbids_stop)))
+    }
+
     /// The first node that has too few processors or too little memory for the group once its victims have gone.
-    fn lacks_after(
-        &self,
-        plan: &CellPlan,
-        tasks: &[TaskSpec],
-        spec: &PodGroupSpec,
-    ) -> Option<String> {
+    fn lacks_after(&self, plan: &CellPlan, spec: &PodGroupSpec) -> Option<String> {
         let freed = self.memory.cells.asks_of(|record| plan.victims.contains(&record.request.key));
-        let slots = slots(spec, spec.cells.as_ref()?).ok()?;
-        let (nodes, _) = assign(spec, plan, &slots).ok()?;
-        let mut wanted: BTreeMap<&NodeName, ResourceList> = BTreeMap::new();
-        for (task, nodes) in &nodes.tasks {
-            let of = tasks.iter().find(|one| one.name == *task).map(|one| basic(&one.resources))?;
-            nodes.iter().for_each(|node| wanted.entry(node).or_default().add(&of));
-        }
-        let capacities = self.memory.index.node_capacities();
-        wanted.into_iter().find_map(|(node, wanted)| {
-            let mut free = capacities.of(node).free();
+        gang::lack(plan, spec, |node| {
+            let mut free = self.memory.index.node_capacities().of(node).free();
             if let Some(freed) = freed.get(node) {
                 free.add(freed);
             }
-            let lacks = !wanted.is_zero() && !free.fits(&wanted);
-            lacks.then(|| format!("node {node} has no room for {wanted}"))
+            free
         })
     }
 
@@ -461,67 +431,4 @@ impl<'a> Pass<'a, '_> {
             (known.health, known.holders) = (health, holders);
         }
     }
-}
-
-/// Pods of a group by member of the request, in order: task and index.
-type Slots<'s> = BTreeMap<usize, Vec<(&'s TaskSpec, u32)>>;
-
-/// The pods of a group.
-///
-/// # Errors
-/// The group has another number of pods than its request.
-fn slots<'s>(spec: &'s PodGroupSpec, request: &CellRequest) -> Result<Slots<'s>, String> {
-    let mut slots: Slots<'_> = BTreeMap::new();
-    for task in &spec.tasks {
-        let member = request.tasks.get(&task.name).copied().unwrap_or_default();
-        slots.entry(member).or_default().extend((0..task.replicas).map(|index| (task, index)));
-    }
-    for (number, member) in request.group.members.iter().enumerate() {
-        let pods = slots.get(&number).map_or(0, Vec::len);
-        if pods != member.pods as usize {
-            return Err(format!(
-                "spec.cells.group.members[{number}]: it has {} pods, the group's tasks have {pods}",
-                member.pods
-            ));
-        }
-    }
-    Ok(slots)
-}
-
-/// Gives each pod of the group a place of the plan. Returns the nodes of members that have not ended, and the pods' names
-/// by place.
-///
-/// # Errors
-/// A place has another number of devices than its pod asks for.
-fn assign(
-    spec: &PodGroupSpec,
-    plan: &CellPlan,
-    slots: &Slots<'_>,
-) -> Result<(GangPlacement, Vec<String>), String> {
-    let mut next: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut names = Vec::with_capacity(plan.pods.len());
-    let mut tasks: BTreeMap<String, Vec<NodeName>> = BTreeMap::new();
-    for place in &plan.pods {
-        let n = next.entry(place.member).or_default();
-        let slot = slots.get(&place.member).and_then(|slots| slots.get(*n));
-        let Some((task, index)) = slot else {
-            return Err("spec.cells: there are more places than pods".to_owned());
-        };
-        *n += 1;
-        let wanted: Vec<u64> =
-            task.resources.devices().map(|(_, count)| count).filter(|count| *count > 0).collect();
-        if wanted != [place.devices.len() as u64] || place.devices.iter().any(|n| *n < 0) {
-            return Err(format!(
-                "task {}: its cells are {} devices; it has to ask for that many, of one kind",
-                task.name,
-                place.devices.len()
-            ));
-        }
-        let node = place.node.parse().map_err(|bad| format!("cells: {bad}"))?;
-        names.push(AffinityGroupRecord::pod_name(&task.name, *index));
-        if !spec.is_ended(&task.name, *index) {
-            tasks.entry(task.name.clone()).or_default().push(node);
-        }
-    }
-    Ok((GangPlacement { tasks }, names))
 }

@@ -14,7 +14,7 @@ use super::{Asked, Candidate, Message, Pass, Why};
 use crate::batch::placing::{PlacementChange, VersionedStatus};
 use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::placement::cells;
-use rcfarm_api::cells::{AffinityGroupRecord, GroupKey};
+use rcfarm_api::cells::{AffinityGroupRecord, GroupKey, numbers};
 use rcfarm_api::pod_group::spec::{GroupId, MemberCounts, PodGroupSpec};
 use rcfarm_api::pod_group::status::{Eviction, PlacementState, PodGroupReason, PodGroupStatus};
 use rcfarm_api::{ResourceList, Timestamp};
@@ -39,10 +39,20 @@ pub(super) fn takes_part(status: &PodGroupStatus) -> bool {
         || cells::held(status).is_some_and(|record| record.lazy_preemption.is_some())
 }
 
+/// Evictions for one admission of a group, by device that it asks for. In the worst case each device has another group,
+/// and all of them have to be chosen anew once.
+const EVICTIONS_PER_LEAF: u32 = 2;
+
+/// Devices of a group's places.
+fn leaves(record: &AffinityGroupRecord) -> u32 {
+    let devices = record.pods.iter().map(|pod| numbers(&pod.devices).len());
+    u32::try_from(devices.sum::<usize>()).unwrap_or(u32::MAX)
+}
+
 /// Ends a reservation in a status that is no longer admitted.
 fn without_reservation(mut status: PodGroupStatus) -> PodGroupStatus {
     status.phase = next(status.phase, Order::Requeue, MemberState::TooFew);
-    (status.reservation, status.place_by) = (None, None);
+    (status.reservation, status.place_by, status.evictions) = (None, None, 0);
     status.charged = ResourceList::default();
     status
 }
@@ -141,7 +151,7 @@ impl<'a> Pass<'a, '_> {
     /// waits for it after its deadline.
     pub(super) fn victims_stop(&self, id: &GroupId) -> bool {
         let of = |known: &VersionedStatus| {
-            known.value.evicted().is_some_and(|eviction| eviction.preemptor == *id)
+            known.value.evicted().is_some_and(|eviction| eviction.by() == Some(id))
         };
         let mut victims = self.preemption.stored.iter().filter(|(_, known)| of(known)).peekable();
         let stops = |(id, _): &(&GroupId, &VersionedStatus)| {
@@ -160,11 +170,16 @@ impl<'a> Pass<'a, '_> {
         self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
     }
 
-    /// Tells groups that use reserved cells to stop, and those whose cells nobody reserves any more that they may run on.
+    /// Tells groups that use reserved cells, or cells of nodes that they have to leave, to stop, and those that need not
+    /// any more that they may run on.
     /// Gives groups their guarantee back whose preemptor has gone.
     pub(super) fn evict_all(&mut self) {
+        if !self.is_default() {
+            return;
+        }
+        let drained = self.drained();
         let is_idle = self.preemption.stored.is_empty() && self.preemption.reserved.is_empty();
-        if is_idle || !self.is_default() {
+        if is_idle && drained.is_empty() {
             return;
         }
         let stored = self.seen.cells.and_then(|stored| Some((stored, stored.value.as_ref().ok()?)));
@@ -172,30 +187,11 @@ impl<'a> Pass<'a, '_> {
             self.follow_cells(stored.index, model);
         }
         let scheduler = self.memory.cells.scheduler().filter(|_| stored.is_some()).cloned();
-        let victims = scheduler.as_ref().map(|of| self.victims(of)).unwrap_or_default();
-        let mut left = EVICTED_PER_PASS;
-        for (id, evictions) in &victims {
-            let Some(known) = self.seen.statuses.get(id) else { continue };
-            let has_it = |eviction: &Eviction| {
-                known.value.eviction.as_ref().is_some_and(|had| had.preemptor == eviction.preemptor)
-            };
-            let state = known.value.placement.as_ref().map(|place| place.state);
-            let is_leaving = state.is_none_or(|state| state == PlacementState::Releasing);
-            if is_leaving || evictions.iter().any(has_it) || self.is_changed(id) {
-                continue;
-            }
-            if left == 0 {
-                self.plan.more = true;
-                break;
-            }
-            left -= 1;
-            let Some(eviction) = evictions.first() else { continue };
-            let mut after = (*known.value).clone();
-            let text = eviction.to_string();
-            after.eviction = Some(eviction.clone());
-            after.say(after.phase, PodGroupReason::Evicted, text, self.seen.now);
-            self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
+        let mut victims = scheduler.as_ref().map(|of| self.victims(of)).unwrap_or_default();
+        for (id, eviction) in drained {
+            victims.entry(id).or_default().push(eviction);
         }
+        self.tell(&victims);
         for (id, known) in std::mem::take(&mut self.preemption.stored) {
             let mut after = (*known.value).clone();
             if after.evicted().is_some() && !victims.contains_key(id) {
@@ -213,6 +209,85 @@ impl<'a> Pass<'a, '_> {
                 self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
             }
         }
+    }
+
+    /// Tells groups why they have to stop, as many as a pass may. A group that has had too many told already gives up.
+    fn tell(&mut self, victims: &BTreeMap<GroupId, Vec<Eviction>>) {
+        let mut left = EVICTED_PER_PASS;
+        for (id, evictions) in victims {
+            let Some(known) = self.seen.statuses.get(id) else { continue };
+            let has_it = |eviction: &Eviction| {
+                known.value.eviction.as_ref().is_some_and(|had| had.has_same_cause(eviction))
+            };
+            let state = known.value.placement.as_ref().map(|place| place.state);
+            let is_leaving = state.is_none_or(|state| state == PlacementState::Releasing);
+            if is_leaving || evictions.iter().any(has_it) || self.is_changed(id) {
+                continue;
+            }
+            if left == 0 {
+                self.plan.more = true;
+                break;
+            }
+            let Some(eviction) = evictions.first() else { continue };
+            if let Some(by) = eviction.by()
+                && !self.count_eviction(by)
+            {
+                continue;
+            }
+            left -= 1;
+            let mut after = (*known.value).clone();
+            let text = eviction.to_string();
+            after.eviction = Some(eviction.clone());
+            after.say(after.phase, PodGroupReason::Evicted, text, self.seen.now);
+            self.plan.changes.push(PlacementChange::of_status(id, Some(known), after));
+        }
+    }
+
+    /// Counts an eviction for a group. `false`: it has had as many as it may, and goes back to its queue: its reservation
+    /// was made anew again and again, each time with other victims.
+    fn count_eviction(&mut self, by: &GroupId) -> bool {
+        let known = self.seen.statuses.get(by);
+        let planned = self.plan.changes.iter_mut().rev().find(|change| change.id == *by);
+        let mut after = match (&planned, known) {
+            (Some(change), _) => change.after.clone(),
+            (None, Some(known)) => Some((*known.value).clone()),
+            (None, None) => None,
+        };
+        let Some(status) = after.as_mut().filter(|status| status.reservation.is_some()) else {
+            // It has given up in this pass.
+            self.plan.more = true;
+            return false;
+        };
+        let leaves = status.reservation.as_ref().map_or(0, |record| leaves(record));
+        let is_over = status.evictions >= leaves.saturating_mul(EVICTIONS_PER_LEAF);
+        let is_planned = planned.is_some();
+        if !is_over {
+            status.evictions = status.evictions.saturating_add(1);
+            match planned {
+                Some(change) => change.after = after,
+                None => {
+                    let status = after.unwrap_or_default();
+                    self.plan.changes.push(PlacementChange::of_status(by, known, status));
+                }
+            }
+            return true;
+        }
+        let spec = self.seen.groups.get(by).and_then(|group| group.value.as_ref().ok());
+        if let (Some(record), Some(status), false) = (spec, after, is_planned) {
+            let charged = status.charged.clone();
+            if let Some(queue) = &status.queue {
+                self.plan.usage.discharge(self.seen.queues, queue, &charged);
+            }
+            let made = status.evictions;
+            let mut after = self.requeued(without_reservation(status), &record.spec);
+            after.evictions = 0;
+            let text =
+                format!("it has had {made} groups stopped and was not placed; {}", after.message);
+            after.say(after.phase, PodGroupReason::BackedOff, text, self.seen.now);
+            self.plan.changes.push(PlacementChange::of_status(by, known, after));
+        }
+        self.plan.more = true;
+        false
     }
 
     /// Groups that use reserved cells, with the groups that get these.
@@ -237,7 +312,8 @@ impl<'a> Pass<'a, '_> {
                 let (priority, vc) = (group.request.priority, &group.key.virtual_cluster);
                 let why = format!("its cells go to a group of {vc} of priority {priority}");
                 let (preemptor, since) = (preemptor.clone(), self.seen.now);
-                let eviction = Eviction { preemptor, why, since, until };
+                let drain = None;
+                let eviction = Eviction { preemptor, drain, why, since, until };
                 victims.entry(victim).or_default().push(eviction);
             }
         }

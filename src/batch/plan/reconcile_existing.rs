@@ -440,7 +440,7 @@ impl<'a> Pass<'a, '_> {
         phase: PodGroupPhase,
     ) {
         let mut after = PodGroupStatus { members: record.members, ..(*known.value).clone() };
-        (after.reservation, after.place_by) = (None, None);
+        (after.reservation, after.place_by, after.evictions) = (None, None, 0);
         let evicted = after.evicted().map(ToString::to_string);
         let after = match (&record.spec.hold, evicted) {
             (Some(hold), _) => {

@@ -1,6 +1,7 @@
 //! Passes over small clusters, by example.
 
 mod cells;
+mod drained;
 mod ended;
 mod large;
 mod min_resources;
@@ -26,6 +27,7 @@ use crate::cluster::queues::{StoredGroup, StoredGroups, StoredQueue, StoredQueue
 use crate::placement::NodeLabels;
 use crate::placement::capacity::{Fleet, NodeCapacity};
 use rcfarm_api::ids::{NodeName, QueueName};
+use rcfarm_api::node::record::DrainJobs;
 use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{
     PlacementState, PodGroupPhase, PodGroupReason, PodGroupStatus,
@@ -57,6 +59,7 @@ pub(super) struct TestScheduler {
     pub(super) index: u64,
     pub(super) bounds: Bounds,
     pub(super) down: BTreeSet<NodeName>,
+    pub(super) draining: BTreeMap<NodeName, DrainJobs>,
     pub(super) unreadable: BTreeSet<GroupId>,
     pub(super) set_aside: BTreeMap<GroupId, SetAside>,
     pub(super) memory: RefCell<PassMemory>,
@@ -93,6 +96,7 @@ impl TestScheduler {
             },
             set_aside: BTreeMap::new(),
             down: BTreeSet::new(),
+            draining: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             memory: RefCell::default(),
         };
@@ -161,6 +165,7 @@ impl TestScheduler {
             fleet: &self.fleet,
             cells: self.cells.as_ref(),
             down: &self.down,
+            draining: &self.draining,
             may_forget: true,
             with_orphaned: true,
             now: self.now,

@@ -8,9 +8,12 @@ use super::{Asked, Candidate, GroupStatuses, Pass, missing_class};
 use crate::batch::queues::Queues;
 use crate::cluster::queues::StoredGroups;
 use crate::placement::capacity::IndexVersion;
+use rcfarm_api::Timestamp;
+use rcfarm_api::cells::ChainReason;
 use rcfarm_api::ids::QueueName;
+use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::pod_group::spec::GroupId;
-use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason};
+use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::status::WAITING_LISTED;
 
 /// Passes after which a shape asks again for what it knows: what nobody asks for is forgotten.
@@ -45,6 +48,40 @@ pub fn positions(
         (queue, waiting.into_iter().map(|c| c.id.clone()).collect())
     };
     all.into_iter().map(in_order).collect()
+}
+
+/// Chains whose reasons a status has, and the longest of these in bytes.
+const CHAINS_KEPT: (usize, usize) = (16, 256);
+
+/// Why each chain has no place for a group, in a line.
+pub(super) fn text_of(chains: &[ChainReason]) -> String {
+    chains.iter().map(ChainReason::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What a status says of the chains.
+pub(super) fn kept(chains: &[ChainReason]) -> Vec<ChainReason> {
+    let (most, longest) = CHAINS_KEPT;
+    let of = |one: &ChainReason| ChainReason {
+        chain: cut(&one.chain, longest),
+        reason: cut(&one.reason, longest),
+    };
+    chains.iter().take(most).map(of).collect()
+}
+
+/// The message of a group that waits: one that was evicted says so until it is placed.
+pub(super) fn with_eviction(status: &PodGroupStatus, text: String) -> String {
+    match status.eviction.as_ref().filter(|_| status.placement.is_none()) {
+        Some(eviction) => format!("{eviction}; now: {text}"),
+        None => text,
+    }
+}
+
+/// A status with the message of a group that waits, as it would be stored.
+pub(super) fn shown(c: &Candidate<'_>, reason: PodGroupReason, text: &str) -> PodGroupStatus {
+    let mut status = c.status();
+    let text = with_eviction(&status, text.to_owned());
+    status.say(status.phase, reason, text, Timestamp::UNIX_EPOCH);
+    status
 }
 
 impl<'a> Pass<'a, '_> {

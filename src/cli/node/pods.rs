@@ -10,12 +10,14 @@ use crate::cli::output::{or_dash, table};
 use crate::cli::rc::find::{FoundRc, title};
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::snapshot::ClusterSnapshot;
+use rcfarm_api::budget::{BudgetMembers, allowed};
 use rcfarm_api::ids::{Namespaced, NodeName, PodId, RcId};
 use rcfarm_api::job::identity::name_of;
 use rcfarm_api::labels::decode_labels;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::record::DrainJobs;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
+use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::{Prefix, Query};
@@ -70,6 +72,9 @@ impl NodePod {
             }
             "JobRuns" => {
                 format!("wait, or evict it: rcfarm node drain {} --jobs evict", self.node)
+            }
+            "BudgetExhausted" => {
+                "wait until others of the job run elsewhere, or delete the job".to_owned()
             }
             // Their messages name the command.
             "ControllerGone" | "NoOwner" | "Disabled" => String::new(),
@@ -136,6 +141,7 @@ pub(super) async fn pods(
         let is_present = |status: &PodStatus| intent.is_none() || status.is_of(intent);
         status.is_some_and(|status| status.phase == NodePodPhase::Ended && is_present(&status))
     };
+    let groups = context.get_many(jobs.values().map(key::pod_group)).await?;
     let controllers = controllers(context, owners.values().copied().collect()).await?;
     let pod = |pod_id: PodId| {
         let rc = owners.get(&pod_id).copied();
@@ -150,7 +156,11 @@ pub(super) async fn pods(
             real: real.contains(&pod_id),
             ended: has_ended(&pod_id),
             stays: match (jobs.get(&pod_id), is_leaving) {
-                (Some(job), false) => stays_of_job(node, job).filter(|_| !has_ended(&pod_id)),
+                (Some(job), false) => {
+                    let group = groups.get(key::pod_group(job).as_str());
+                    let group = group.and_then(|entry| PodGroupRecord::decode(&entry.value).ok());
+                    stays_of_job(node, job, group.as_ref()).filter(|_| !has_ended(&pod_id))
+                }
                 _ => stays(node, controller, is_leaving),
             },
             pod_id,
@@ -187,14 +197,39 @@ async fn controllers(
 }
 
 /// Why a member of a job is still on a node that is not ready; `None`: it may stay.
-fn stays_of_job(node: &NodeSnapshot, job: &Namespaced) -> Option<Stay> {
+fn stays_of_job(
+    node: &NodeSnapshot,
+    job: &Namespaced,
+    group: Option<&PodGroupRecord>,
+) -> Option<Stay> {
     let evicts = node.record.as_ref().is_ok_and(|r| r.drain_jobs == Some(DrainJobs::Evict));
     let (reason, what) = match (node.readiness(), evicts) {
         (NodeReadiness::Ready, _) => return None,
-        (NodeReadiness::Draining, false) => ("JobRuns", "it stays until it ends"),
-        _ => ("JobMoves", "it is evicted, and started on another node"),
+        (NodeReadiness::Draining, false) => ("JobRuns", "it stays until it ends".to_owned()),
+        (NodeReadiness::Draining, true) => match group.and_then(why_kept) {
+            Some(why) => ("BudgetExhausted", why),
+            None => ("JobMoves", MOVES.to_owned()),
+        },
+        _ => ("JobMoves", MOVES.to_owned()),
     };
     Some(Stay::new(reason, format!("a member of job {job}: {what}: rcfarm job explain {job}")))
+}
+
+const MOVES: &str = "it is evicted, and started on another node";
+
+/// Why no member of a group may leave a drained node now. One with cells leaves as a whole.
+fn why_kept(group: &PodGroupRecord) -> Option<String> {
+    if group.spec.cells.is_some() {
+        return group.forbids_stop();
+    }
+    let (budget, members) = (group.spec.budget.as_ref()?, group.budget_members());
+    (allowed(Some(budget), members) == 0).then(|| {
+        let BudgetMembers { total, available } = members;
+        format!(
+            "its disruption budget is {}, and {available} of {total} members run",
+            budget.shown()
+        )
+    })
 }
 
 /// Why a pod that should leave `node` is still there; `None`: it may stay.

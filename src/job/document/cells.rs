@@ -1,4 +1,4 @@
-//! HiveD's annotation on pod templates: the cells that a job asks for.
+//! HiveD's annotation on pod templates, or the field `cells` of their spec: the cells that a job asks for.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,19 @@ pub(super) use rcfarm_cells::request::ANNOTATION_POD_SCHEDULING_SPEC as ANNOTATI
 
 /// Limit by which HiveD knows its pods. It says nothing that the annotation does not say.
 pub(super) const ENABLE: &str = "hivedscheduler.microsoft.com/pod-scheduling-enable";
+
+/// Fields of HiveD's pods whose value is the numbers of the pod's devices.
+const ISOLATION: [&str; 2] = [
+    "hivedscheduler.microsoft.com/pod-leaf-cell-isolation",
+    "hivedscheduler.microsoft.com/pod-gpu-isolation",
+];
+
+/// Whether the path of a `fieldRef` is that of HiveD's annotation with the numbers of the pod's devices.
+pub(super) fn is_isolation(path: &str) -> bool {
+    let name = path.strip_prefix("metadata.annotations[").and_then(|rest| rest.strip_suffix(']'));
+    let name = name.map(|name| name.trim_matches(['\'', '"']));
+    name.is_some_and(|name| ISOLATION.contains(&name))
+}
 
 /// Device that a task is given if its containers name none.
 const DEVICE: &str = "gpu";

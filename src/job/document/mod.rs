@@ -4,6 +4,7 @@
 //! and the daemon use the same function, since anything can be written to Consul directly.
 
 mod array;
+mod budget;
 mod cells;
 mod fields;
 mod kubeflow;
@@ -160,6 +161,7 @@ fn read_as(
         }
     }
     cells::read(id, &mut job, &mut issues);
+    budget::read(document, &mut job, &mut issues);
     issues.problems.extend(dependencies::in_document(id, document).err());
     job.payload = payload::read(document, &mut issues);
     array::read(&mut job, document, &mut issues);
@@ -322,6 +324,7 @@ fn annotations(metadata: &mut FieldReader<'_>, honoured: &[&str], issues: &mut F
     for (path, name, _) in metadata.entries("annotations", issues) {
         let is_own = name == SCHEDULED_ANNOTATION
             || MADE_BY_FLOW.contains(&name)
+            || budget::ANNOTATIONS.contains(&name)
             || honoured.contains(&name);
         if asks_a_scheduler(name) && !is_own {
             issues.warning(path, NOBODY_READS);
@@ -446,6 +449,7 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
         elastic: None,
         slots_per_worker: 1,
         cells: None,
+        budget: None,
         array: None,
         payload: None,
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::fields::{FieldIssues, FieldReader};
-use super::template::{cell_annotation, template};
+use super::template::{cell_annotation, one_request, template};
 use super::{Defaults, base, priority_class};
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart};
 
@@ -51,7 +51,8 @@ pub(super) fn job(
     template.labels.clone_from(labels);
     let cells = annotation(document, super::cells::ANNOTATION);
     let field = format!("metadata.annotations.{}", super::cells::ANNOTATION);
-    template.cells = cells.and_then(|value| cell_annotation(field, value, issues));
+    let cells = cells.and_then(|value| cell_annotation(field, value, issues));
+    template.cells = one_request(cells, template.cells.take(), issues);
     let task = JobTask {
         name: TASK.to_owned(),
         replicas: 1,

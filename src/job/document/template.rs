@@ -37,10 +37,13 @@ pub fn template(
     let mut fields = FieldReader::of(path, value.unwrap_or(&nothing), issues);
     let mut metadata = fields.object("metadata", issues);
     let labels = super::labels(&mut metadata, &[], issues);
-    let mut cells = None;
+    let (mut cells, mut budget) = (None, None);
     for (path, name, value) in metadata.entries("annotations", issues) {
         if name == super::cells::ANNOTATION {
             cells = cell_annotation(path, value, issues);
+            continue;
+        }
+        if super::budget::note(&mut budget, (&path, name, value), issues) {
             continue;
         }
         issues.warning(path, "pods have no annotations here; labels reach them");
@@ -50,6 +53,8 @@ pub fn template(
     metadata.finish(issues);
     let mut spec = fields.object("spec", issues);
     fields.finish(issues);
+    let field = cell_field(&mut spec, issues);
+    let cells = one_request(cells, field, issues);
 
     let containers = spec.list("containers", issues);
     if containers.is_empty() && value.is_some() {
@@ -72,6 +77,7 @@ pub fn template(
         grace: spec.seconds("terminationGracePeriodSeconds", 0, issues),
         labels,
         cells,
+        budget,
     };
     volumes(&mut spec, issues);
     unserved(&mut spec, issues);
@@ -90,6 +96,32 @@ pub(super) fn cell_annotation(
         issues.problem(path.clone(), "it must be a text; put | before its lines");
     }
     Some(CellAnnotation { path, text: text?.to_owned() })
+}
+
+/// `cells` of a pod's spec: the fields of HiveD's annotation as an object.
+pub(super) fn cell_field(
+    spec: &mut FieldReader<'_>,
+    issues: &mut FieldIssues,
+) -> Option<CellAnnotation> {
+    let (path, value) = (spec.at("cells"), spec.take("cells")?);
+    if !value.is_object() {
+        issues.problem(path.clone(), "it must be an object with the fields of HiveD's annotation");
+        return None;
+    }
+    Some(CellAnnotation { path, text: value.to_string() })
+}
+
+/// The request of the annotation, or of the field `cells`.
+pub(super) fn one_request(
+    annotation: Option<CellAnnotation>,
+    field: Option<CellAnnotation>,
+    issues: &mut FieldIssues,
+) -> Option<CellAnnotation> {
+    if let (Some(annotation), Some(field)) = (&annotation, &field) {
+        let why = format!("{} says it, too; write one of them", annotation.path);
+        issues.problem(field.path.clone(), why);
+    }
+    annotation.or(field)
 }
 
 fn unserved(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
@@ -368,9 +400,11 @@ fn field_value(mut from: FieldReader<'_>, issues: &mut FieldIssues) -> String {
         Some("metadata.namespace") => NAMESPACE,
         Some("spec.nodeName") => "$(RCFARM_NODE)",
         Some("status.podIP" | "status.hostIP") => "$(RCFARM_NODE_ADDRESS)",
+        Some(path) if super::cells::is_isolation(path) => "$(RCFARM_ISOLATION)",
         Some(other) => {
             let why = format!(
-                "{other:?} is not known to nodes; they know metadata.name, metadata.namespace, spec.nodeName, status.podIP, status.hostIP"
+                "{other:?} is not known to nodes; they know metadata.name, metadata.namespace, spec.nodeName, status.podIP, \
+                 status.hostIP, and HiveD's metadata.annotations['…/pod-leaf-cell-isolation']"
             );
             issues.problem(field.at("fieldPath"), why);
             ""

@@ -1,5 +1,6 @@
 //! Example documents of Volcano and Kubeflow, and a violation of each rule.
 
+mod budget;
 mod cells;
 mod labels;
 mod listed;
@@ -539,7 +540,7 @@ fn ignored_volcano_annotations_and_arguments_are_named() {
             json!({"annotations": {
             "volcano.sh/preemptable": "true", "team": "a"}, "ownerReferences": []}),
         );
-        let template = json!({"annotations": {"volcano.sh/jdb-min-available": "1"}});
+        let template = json!({"annotations": {"volcano.sh/preemptable": "true"}});
         set(document, "/spec/tasks/0/template/metadata", template);
         set(document, "/spec/plugins", json!({"svc": ["--disable-network-policy=true"]}));
     });
@@ -548,7 +549,7 @@ fn ignored_volcano_annotations_and_arguments_are_named() {
         [
             "metadata.annotations.volcano.sh/preemptable",
             "metadata.ownerReferences",
-            "spec.tasks[0].template.metadata.annotations.volcano.sh/jdb-min-available",
+            "spec.tasks[0].template.metadata.annotations.volcano.sh/preemptable",
             "spec.plugins.svc[0]",
         ]
     );

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use serde_json::json;
+
 use super::cells::{cluster, devices, furnish, group, id, nodes, phase, submit};
 use crate::harness::{Cluster, HttpCluster, RunningFarm, SECOND, node};
 use rcfarm_api::audit::Details;
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
 use rcfarm_emulator::{Applied, Fate, FaultOutcome, Request, Tables};
+use rcfarm_store::{Behavior, NewSession, Store};
 use rcfarm_testing::wait::{until, within};
 
 async fn status(cluster: &Cluster, name: &str) -> JobStatus {
@@ -60,6 +64,87 @@ fn evicted(record: rcfarm_api::audit::AuditRecord) -> Option<String> {
     });
     let group = evicted.next()?;
     Some(format!("{} for {}", group.group, group.preemptor.as_ref()?))
+}
+
+/// Nodes of the rack of virtual cluster A, of which a job of one node has the first.
+async fn of_one_node(cluster: &Cluster, more: &str) -> [NodeName; 2] {
+    submit(cluster, "train", "A", &[(1, 4)], more).await;
+    runs(cluster, "train").await;
+    let first: NodeName =
+        devices(cluster, "train").await.into_keys().next().unwrap().parse().unwrap();
+    let rack = if first == node(0) || first == node(1) { [0, 1] } else { [2, 3] };
+    let other = rack.map(node).into_iter().find(|one| *one != first).unwrap();
+    [first, other]
+}
+
+/// Waits until the job of one node runs elsewhere, as a new attempt that counts as none.
+async fn moves(cluster: &Cluster, to: &NodeName) {
+    within(600 * SECOND, "it runs on the other node", || async {
+        let place = devices(cluster, "train").await.into_keys().next();
+        place.as_deref() == Some(to.as_str())
+            && phase(cluster, "train").await == Some(JobPhase::Running)
+    })
+    .await;
+    let train = status(cluster, "train").await;
+    assert_eq!((train.retry_count, train.failures.len()), (0, 0));
+    assert_eq!(group(cluster, "train").await.sent_back, 0, "it keeps its place in the queue");
+}
+
+/// No policy answers `PodEvicted`: the drain moves the whole job all the same, with the members' grace.
+#[tokio::test(start_paused = true)]
+async fn job_with_cells_leaves_a_drained_node_whole() {
+    let cluster = cluster().await;
+    let (farm, nodes) = (cluster.start("a"), nodes(&cluster));
+    let [first, other] = of_one_node(&cluster, "").await;
+    let record = |more: serde_json::Value| {
+        let mut record = json!({"capacity": {"cpu_milli": 8000,
+            "memory_bytes": 8_000_000_000_u64, "devices": {"gpu": 4}}});
+        record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        record.to_string()
+    };
+    let waits = json!({"state": "draining", "drain_jobs": "wait"});
+    cluster.put(key::node(&first), record(waits)).await;
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(status(&cluster, "train").await.version, 0, "such a drain waits for its end");
+    let evicts = json!({"state": "draining", "drain_jobs": "evict"});
+    cluster.put(key::node(&first), record(evicts)).await;
+    moves(&cluster, &other).await;
+    assert_eq!(status(&cluster, "train").await.version, 1);
+    let reasons: Vec<String> = cluster.audit().await.into_iter().filter_map(drained).collect();
+    assert_eq!(reasons, ["default/train"]);
+    assert_eq!(nodes.starts()["train-t0-0"], 2);
+    farm.stop().await;
+}
+
+/// The eviction for a node in an audit record: it is for no other group.
+fn drained(record: rcfarm_api::audit::AuditRecord) -> Option<String> {
+    let Details::GroupsOrdered(ordered) = record.details().ok()? else { return None };
+    let is_it = |group: &&rcfarm_api::audit::GroupChange| {
+        group.reason == "Evicted" && group.from == group.to && group.placement.is_some()
+    };
+    let group = ordered.groups.iter().find(is_it)?;
+    assert_eq!(group.preemptor, None);
+    Some(group.group.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_with_cells_leaves_a_node_that_goes_down() {
+    let cluster = cluster().await;
+    let mut sessions = Vec::new();
+    for n in 0..4 {
+        let new = NewSession { behavior: Behavior::Release, ..NewSession::default() };
+        let session = cluster.store.create_session(&new).await.unwrap();
+        let record = json!({"state": "ready", "session": session, "capacity": {"cpu_milli": 8000,
+            "memory_bytes": 8_000_000_000_u64, "devices": {"gpu": 4}}});
+        cluster.put_locked(key::node(&node(n)), &record.to_string(), &session).await;
+        sessions.push(session);
+    }
+    let (farm, _nodes) = (cluster.start("a"), nodes(&cluster));
+    let [first, other] = of_one_node(&cluster, "").await;
+    let at = (0..4).find(|n| node(*n) == first).unwrap();
+    cluster.store.kill_session(&sessions[at]);
+    moves(&cluster, &other).await;
+    farm.stop().await;
 }
 
 /// Farm that is cut off from its `deadly`-th transaction of a scheduler or a job on.

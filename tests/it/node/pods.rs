@@ -221,13 +221,13 @@ async fn pod_environment_has_config_and_devices_only() {
     let text = String::from_utf8(allocations.encode().to_vec()).unwrap();
     host.put(key::allocation(&host.node()), &text).await;
     host.start();
-    let script = "cat $CONFIG_PATH; echo $RCFARM_DEVICES $CUDA_VISIBLE_DEVICES \
+    let script = "cat $CONFIG_PATH; echo $RCFARM_DEVICES $CUDA_VISIBLE_DEVICES $RCFARM_ISOLATION \
                   ${CARGO_MANIFEST_DIR-none}; exec sleep 600";
     let more = "config: {greeting: hello}\nresources: {gpu: 2}\n";
     host.intend("train", &manifest("train", script, more)).await;
     let status = host.until("train", |status| status.phase == NodePodPhase::Running).await;
     assert_eq!(status.devices, ["gpu:0", "gpu:1"]);
-    let wanted = "greeting: hello\ngpu:0,gpu:1 0,1 none\n";
+    let wanted = "greeting: hello\ngpu:0,gpu:1 0,1 0,1 none\n";
     eventually(&format!("{wanted:?}"), || host.log("train") == wanted).await;
     host.end().await;
 }

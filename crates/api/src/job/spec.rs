@@ -12,6 +12,7 @@ use super::array::ArraySpec;
 use crate::Index;
 use crate::InvalidText;
 use crate::ResourceList;
+use crate::budget::DisruptionBudget;
 use crate::cells::CellRequest;
 use crate::command::CommandAction;
 use crate::ids::{Namespaced, PodId};
@@ -145,6 +146,8 @@ pub struct JobSpec {
     pub slots_per_worker: u32,
     /// The cells that it asks for. Tasks have the names that the group gives them.
     pub cells: Option<CellRequest>,
+    /// How many of its members may be stopped on purpose.
+    pub budget: Option<DisruptionBudget>,
     /// The tasks that its members run one after the other. It has one kind of members, `replicas` at a time.
     pub array: Option<ArraySpec>,
     /// Bytes in base64, which each member finds in a file.
@@ -262,6 +265,8 @@ pub struct Template {
     pub labels: BTreeMap<String, String>,
     /// Annotation in which it asks for cells.
     pub cells: Option<CellAnnotation>,
+    /// Disruption budget in its annotations: that of the job, unless the job has one.
+    pub budget: Option<DisruptionBudget>,
 }
 
 /// HiveD's annotation of a pod template, as it is written.

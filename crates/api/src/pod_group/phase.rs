@@ -73,6 +73,8 @@ pub enum PodGroupReason {
     InsufficientCapacity,
     /// It has been promised cells that others use, and waits for their end.
     Preempting,
+    /// It would have to evict groups of its virtual cluster whose disruption budgets forbid that.
+    BudgetExhausted,
     /// Another group takes its cells: it is being stopped for that, or waits for a placement since.
     Evicted,
     /// Its placement is being reserved, in several transactions.

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::phase::PodGroupReason;
 use super::pod_ids::PodIdFormat;
+use crate::budget::{BudgetMembers, DisruptionBudget, allowed};
 use crate::cells::CellRequest;
 use crate::ids::{DEFAULT_QUEUE, Namespaced, NodeName, QueueName};
 use crate::labels::{Selector, SelectorError};
@@ -82,6 +83,9 @@ pub struct PodGroupSpec {
     /// The cells that it asks for, all members together. It is placed by cells then; nothing of it is placed elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cells: Option<CellRequest>,
+    /// How many of its members may be stopped on purpose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<DisruptionBudget>,
     /// Why it must not be admitted now; an admitted one releases its placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
@@ -115,6 +119,7 @@ impl Default for PodGroupSpec {
             moves: BTreeMap::new(),
             ended: BTreeMap::new(),
             cells: None,
+            budget: None,
             hold: None,
             other: Map::new(),
         }
@@ -198,6 +203,26 @@ impl Stored for PodGroupRecord {
 }
 
 impl PodGroupRecord {
+    /// Its members as a disruption budget counts them: those that run are available.
+    #[must_use]
+    pub fn budget_members(&self) -> BudgetMembers {
+        let total =
+            self.spec.tasks.iter().fold(0, |sum: u32, task| sum.saturating_add(task.replicas));
+        BudgetMembers { total, available: self.members.running }
+    }
+
+    /// Why its budget forbids to stop all its members at once; `None`: it has none, or allows it.
+    #[must_use]
+    pub fn forbids_stop(&self) -> Option<String> {
+        let (budget, members) = (self.spec.budget.as_ref()?, self.budget_members());
+        let is_allowed = allowed(Some(budget), members) >= members.available;
+        let BudgetMembers { total, available } = members;
+        (!is_allowed).then(|| {
+            let shown = budget.shown();
+            format!("its disruption budget is {shown}, and {available} of {total} members run")
+        })
+    }
+
     /// A record of this spec.
     #[must_use]
     pub fn new(spec: PodGroupSpec) -> Self {
@@ -320,6 +345,7 @@ impl PodGroupSpec {
         if let Some(cells) = &self.cells {
             bad.extend(cells.check("spec.cells", self.tasks.iter().map(|task| task.name.as_str())));
         }
+        bad.extend(self.budget.iter().flat_map(|budget| budget.check("spec.budget")));
         if let Some(hold) = &self.hold
             && !matches!(
                 hold.reason,

@@ -16,7 +16,7 @@ use crate::Index;
 use crate::ResourceList;
 use crate::Stored;
 use crate::Timestamp;
-use crate::cells::AffinityGroupRecord;
+use crate::cells::{AffinityGroupRecord, ChainReason};
 use crate::ids::{NodeName, QueueName};
 use crate::manifest::command_line::cut;
 
@@ -140,12 +140,15 @@ impl GroupPlacement {
     }
 }
 
-/// Why a group is stopped for another one.
+/// Why a group is stopped: another one gets its room, or it has to leave a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Eviction {
-    /// The PodGroup that gets its room.
+    /// The PodGroup that gets its room. With `drain` it is the group itself: farms from before need the field.
     pub preemptor: GroupId,
+    /// The node that it has to leave, because it is drained or down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<NodeName>,
     /// Why, for people.
     pub why: String,
     /// When it was decided.
@@ -155,9 +158,27 @@ pub struct Eviction {
     pub until: Option<Timestamp>,
 }
 
+impl Eviction {
+    /// The other group that gets its room; `None`: it has to leave a node.
+    #[must_use]
+    pub fn by(&self) -> Option<&GroupId> {
+        self.drain.is_none().then_some(&self.preemptor)
+    }
+
+    /// Whether another eviction has the same cause: the same group, or the same node.
+    #[must_use]
+    pub fn has_same_cause(&self, other: &Eviction) -> bool {
+        (&self.preemptor, &self.drain) == (&other.preemptor, &other.drain)
+    }
+}
+
 impl fmt::Display for Eviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "evicted at {:.0} for {}: {}", self.since, self.preemptor, self.why)
+        write!(f, "evicted at {:.0}", self.since)?;
+        if let Some(by) = self.by() {
+            write!(f, " for {by}")?;
+        }
+        write!(f, ": {}", self.why)
     }
 }
 
@@ -172,6 +193,9 @@ pub struct PodGroupStatus {
     /// The same for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// If it asks for cells: why each chain that was tried has no place for it. Part of the message.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub chain_reasons: Vec<ChainReason>,
     /// When phase or reason last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
@@ -213,10 +237,13 @@ pub struct PodGroupStatus {
     /// The cells that it reserves while others use some of them. It has no placement then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation: Option<Box<AffinityGroupRecord>>,
-    /// Set once another group takes its room. It holds its placement until its members have been stopped, and keeps this
-    /// until it is placed again.
+    /// Set once another group takes its room, or it has to leave a node. It holds its placement until its members have
+    /// been stopped, and keeps this until it is placed again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,
+    /// How many groups it has had told to stop since it was last placed or went back to its queue.
+    #[serde(skip_serializing_if = "is_zero_count")]
+    pub evictions: u32,
     /// Phases of its pods, as reported when the phase was decided.
     #[serde(skip_serializing_if = "MemberCounts::is_zero")]
     pub members: MemberCounts,
@@ -269,7 +296,7 @@ impl PodGroupStatus {
         members.flatten().flatten().any(|node| nodes.contains(node))
     }
 
-    /// Sets phase and reason. Their time changes only with one of them.
+    /// Sets phase, reason and message; it has no reasons of chains then. The time changes only with phase or reason.
     pub fn say(
         &mut self,
         phase: PodGroupPhase,
@@ -282,6 +309,7 @@ impl PodGroupStatus {
         }
         (self.phase, self.reason) = (phase, reason);
         self.message = cut(&message, LONGEST_MESSAGE);
+        self.chain_reasons.clear();
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::allocation::AllocationOwner;
+use crate::budget::BudgetAmount;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
 use crate::manifest::{Launchable, Manifest, PodManifest, check_services_in, check_size};
@@ -153,7 +154,8 @@ pub struct RcSpec {
     pub disabled: bool,
     /// What happens to pods on ineligible nodes.
     pub strategy: RcStrategy,
-    /// Minimum number of healthy pods while others are removed or moved, from the RC's label [`key::MIN_HEALTH_LABEL`].
+    /// Minimum number of healthy pods while others are removed or moved, from the RC's label [`key::MIN_HEALTH_LABEL`];
+    /// a percentage there is one of the desired number.
     /// It is no field of the record, because p2's tools would drop it when they write.
     pub min_health: Option<u32>,
     /// Order in which nodes with room are chosen, from the RC's label [`key::PACKING_LABEL`].
@@ -225,13 +227,14 @@ impl RcSpec {
                 "write them like {\"key\": \"value\"}, or delete them",
             ));
         };
-        let min_health = match labels.get(key::MIN_HEALTH_LABEL).map(|text| (text, text.parse())) {
+        let min_health = match labels.get(key::MIN_HEALTH_LABEL).map(|text| text.parse()) {
             None => None,
-            Some((_, Ok(least))) => Some(least),
-            Some((text, Err(_))) => {
+            Some(Ok(BudgetAmount::Count(least))) => Some(least),
+            Some(Ok(part)) => Some(part.least(self.replicas_desired)),
+            Some(Err(why)) => {
                 return Err(FieldError::new(
                     key::MIN_HEALTH_LABEL,
-                    format!("{text:?} is no number of pods"),
+                    why,
                     "set that label of the RC with `rcfarm label set rc ID`, or remove it",
                 ));
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use rcfarm_api::cells::ChainReason;
 
 use super::packing::{self, Unpacked};
 use super::view::{Side, Suggested};
@@ -13,16 +13,6 @@ use crate::model::{
 };
 use crate::request::{GroupRequest, chains};
 use crate::state::State;
-
-/// Why a chain has no place for a group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ChainReason {
-    /// Name of the chain; of the pinned cell, if one is asked for; empty if there is none to try.
-    pub chain: String,
-    /// Why.
-    pub reason: String,
-}
 
 /// A place for a new group.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -102,6 +102,12 @@ impl PodTask {
         if !devices.is_empty() {
             set("RCFARM_DEVICES", devices.join(","));
         }
+        // HiveD's text of the annotation pod-leaf-cell-isolation. Numbers of several kinds would say nothing.
+        let mut kinds = self.intended.devices.values().filter(|numbers| !numbers.is_empty());
+        if let (Some(numbers), None) = (kinds.next(), kinds.next()) {
+            let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+            set("RCFARM_ISOLATION", numbers.join(","));
+        }
         if let Some(gpus) = self.intended.devices.get("gpu") {
             let numbers: Vec<String> = gpus.iter().map(u32::to_string).collect();
             set("CUDA_VISIBLE_DEVICES", numbers.join(","));

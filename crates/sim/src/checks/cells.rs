@@ -6,8 +6,9 @@ use crate::facts::Report;
 use crate::model::{AppliedWrite, JobModel, Leaf, ModelEvent, leaves};
 use crate::reached::{Occasion, met, met_if};
 use rcfarm_api::cells::{AffinityGroupRecord, PodPlacementRecord, numbers};
+use rcfarm_api::ids::NodeName;
 use rcfarm_api::pod_group::spec::GroupId;
-use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
+use rcfarm_api::pod_group::status::{GroupPlacement, PlacementState, PodGroupStatus};
 
 /// Checks one write.
 pub fn check(applied_write: &AppliedWrite<'_>, model: &JobModel, report: Report<'_>) {
@@ -206,11 +207,15 @@ fn evicted(
         met_if(kept, Occasion::EvictionCalledOff);
     }
     let is_same = |eviction: &rcfarm_api::pod_group::status::Eviction| {
-        had.is_some_and(|had| had.preemptor == eviction.preemptor)
+        had.is_some_and(|had| had.has_same_cause(eviction))
     };
     let Some(eviction) = after.eviction.as_ref().filter(|eviction| !is_same(eviction)) else {
         return;
     };
+    if let Some(node) = &eviction.drain {
+        left(id, after, node, report);
+        return;
+    }
     met(Occasion::GroupEvicted);
     let by = &eviction.preemptor;
     let reservation = model.group_statuses.get(by).and_then(|by| by.reservation.as_deref());
@@ -240,5 +245,13 @@ fn evicted(
                 of.priority, to.priority
             ),
         );
+    }
+}
+
+/// 44: a group that has to leave a node holds cells there.
+fn left(id: &GroupId, status: &PodGroupStatus, node: &NodeName, report: Report<'_>) {
+    let mut places = status.placement.iter().flat_map(GroupPlacement::placed);
+    if used(status).is_none() || !places.any(|(_, _, of)| of == node) {
+        report(44, format!("{id} was evicted from {node}, and holds no cells there"));
     }
 }

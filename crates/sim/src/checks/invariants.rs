@@ -257,7 +257,7 @@ pub const GROUPS: &[Group] = &[
             },
             Invariant {
                 number: 44,
-                statement: "An eviction names a group that reserves devices of the victim at that time. The victim is opportunistic, or has a lower priority in the same virtual cluster.",
+                statement: "An eviction names a group that reserves devices of the victim at that time. The victim is opportunistic, or has a lower priority in the same virtual cluster. A group that leaves a node holds cells there.",
                 watched_in: &[],
                 note: "",
                 also: "`src/batch/plan/tests/preemption.rs`",

@@ -147,6 +147,53 @@ fn virtual_cluster_is_held_to_its_cells_and_waits_with_the_reason_of_each_chain(
     assert_eq!(sched.devices("rack").into_keys().collect::<Vec<_>>(), ["n0", "n1"]);
 }
 
+/// Its reason stays the same, and what stands in the way does not.
+#[test]
+fn reasons_of_two_chains_are_told_as_they_are_now() {
+    let mut sched = TestScheduler::with_cells(6);
+    let mut more = config();
+    add_boxes(&mut more);
+    let boxes = json!({"cellType": "BOX", "cellNumber": 1});
+    more["virtualClusters"]["A"]["virtualCells"].as_array_mut().unwrap().push(boxes);
+    sched.configure(&more);
+    for (name, shape) in [("rack", (2, 4)), ("box", (1, 4)), ("waits", (1, 4))] {
+        sched.cell_group(name, "A", 0, shape);
+        sched.run();
+    }
+    let text = "insufficient capacity when scheduling in VC A";
+    let reasons = |sched: &TestScheduler| -> Vec<(String, String)> {
+        let reasons = sched.status("waits").chain_reasons.clone();
+        reasons.into_iter().map(|of| (of.chain, of.reason)).collect()
+    };
+    let both = ["BOX", "RACK"].map(|chain| (chain.to_owned(), text.to_owned()));
+    let mut first = reasons(&sched);
+    first.sort();
+    assert_eq!(first, both);
+    assert_eq!(sched.why("waits").0, PodGroupReason::InsufficientCapacity);
+    let mut down = ["n4", "n5"].map(|node| node.parse::<NodeName>().unwrap()).into();
+    sched.fleet.unfit.append(&mut down);
+    sched.delete("box");
+    let (reason, message) = sched.why("waits");
+    assert_eq!(reason, PodGroupReason::InsufficientCapacity);
+    assert!(message.contains("chain BOX: have to use at least one bad node"), "{message}");
+    assert!(message.contains(&format!("chain RACK: {text}")), "{message}");
+    assert_eq!(reasons(&sched).len(), 2);
+    sched.fleet.unfit.clear();
+    sched.run();
+    assert!(sched.status("waits").chain_reasons.is_empty(), "it is placed");
+}
+
+/// Adds a chain of two nodes, n4 and n5.
+fn add_boxes(config: &mut Value) {
+    let cluster = &mut config["physicalCluster"];
+    cluster["cellTypes"]["BOX"] =
+        json!({"childCellType": "GPU", "childCellNumber": 4, "isNodeLevel": true});
+    for node in ["n4", "n5"] {
+        let cell = json!({"cellType": "BOX", "cellAddress": node});
+        cluster["physicalCells"].as_array_mut().unwrap().push(cell);
+    }
+}
+
 #[test]
 fn cells_of_a_group_that_has_gone_are_free_again() {
     let mut sched = TestScheduler::with_cells(4);
@@ -164,13 +211,7 @@ fn cells_of_a_group_that_has_gone_are_free_again() {
 fn group_of_higher_priority_takes_the_cells_of_a_lazy_one_that_runs_on() {
     let mut sched = TestScheduler::with_cells(6);
     let mut more = config();
-    let cluster = &mut more["physicalCluster"];
-    cluster["cellTypes"]["BOX"] =
-        json!({"childCellType": "GPU", "childCellNumber": 4, "isNodeLevel": true});
-    for node in ["n4", "n5"] {
-        let cell = json!({"cellType": "BOX", "cellAddress": node});
-        cluster["physicalCells"].as_array_mut().unwrap().push(cell);
-    }
+    add_boxes(&mut more);
     more["virtualClusters"]["C"] = json!({"virtualCells": [{"cellType": "BOX", "cellNumber": 1}]});
     sched.configure(&more);
     let mut cells = request("C", "lazy", 0, (1, 4));
@@ -335,10 +376,11 @@ fn group_that_cannot_be_bound_takes_no_cells() {
     let mut spec = json!({"tasks": tasks((4, 1)), "cells": request("A", "one", 0, (4, 1))});
     spec["tasks"][0]["resources"]["cpu"] = json!("3");
     sched.group("one", spec);
-    sched.cell_group("two", "A", 0, (2, 4));
     sched.run();
     let (reason, message) = sched.why("one");
     assert_eq!(reason, PodGroupReason::InsufficientCapacity, "{message}");
     assert!(message.contains("cpu"), "{message}");
+    sched.cell_group("two", "A", 0, (2, 4));
+    sched.run();
     assert_eq!(sched.devices("two").into_keys().collect::<Vec<_>>(), ["n0", "n1"]);
 }

@@ -428,3 +428,85 @@ fn evictions_of_one_pass_are_bounded() {
     sched.stop(&all);
     assert_eq!(sched.devices("own").len(), 10);
 }
+
+impl TestScheduler {
+    /// A running group of two pods of B, of which so many have to be available.
+    fn runs_with_budget(&mut self, name: &str, priority: i64, least: Value) {
+        let cells = request("B", name, priority, (2, 2));
+        let budget = json!({"minAvailable": least});
+        self.group(name, json!({"tasks": tasks((2, 2)), "cells": cells, "budget": budget}));
+        self.run();
+        self.members(name, json!({"running": 2}));
+        self.run();
+        assert_eq!(self.status(name).phase, Running, "{name}");
+    }
+}
+
+#[test]
+fn budget_spares_a_group_of_the_own_virtual_cluster() {
+    for (least, spared) in [(json!(1), true), (json!("1%"), true), (json!(0), false)] {
+        let mut sched = TestScheduler::with_cells(4);
+        sched.runs_with_budget("low", 0, least.clone());
+        sched.cell_group("high", "B", 7, (1, 4));
+        sched.run();
+        if !spared {
+            assert_eq!(sched.victims(), [("low".to_owned(), "high".to_owned())].into());
+            continue;
+        }
+        assert_eq!(sched.victims(), [].into(), "{least}");
+        assert_eq!(sched.phases(&["high"]), [(Pending, PodGroupReason::BudgetExhausted)]);
+        let (_, why) = sched.why("high");
+        let end = format!(
+            "B/low may not be stopped: its disruption budget is minAvailable {least}, and 2 of 2 members run"
+        );
+        assert!(why.ends_with(&end.replace('"', "")), "{why}");
+        // What does not run is not spared.
+        sched.members("low", json!({"pending": 2}));
+        sched.run();
+        assert_eq!(sched.devices("high").len(), 1, "{least}");
+    }
+}
+
+/// The virtual cluster was promised its cells: who has them on loan goes.
+#[test]
+fn budget_does_not_spare_a_group_that_cells_were_lent_to() {
+    let mut sched = TestScheduler::with_cells(4);
+    for n in 0..4 {
+        sched.runs_with_budget(&format!("lent-{n}"), -1, json!("100%"));
+    }
+    sched.cell_group("own", "A", 0, (1, 4));
+    sched.run();
+    assert_eq!(sched.victims().len(), 1);
+    assert_eq!(sched.phases(&["own"]), [(Inqueue, Preempting)]);
+}
+
+/// Each time a node of its reservation goes down others would have to stop.
+#[test]
+fn group_that_has_had_too_many_evicted_gives_up_for_a_while() {
+    let mut sched = TestScheduler::lent();
+    sched.cell_group("own", "A", 5, (1, 4));
+    sched.run();
+    assert_eq!((sched.victims().len(), sched.status("own").evictions), (1, 1));
+    let set = |sched: &mut TestScheduler, evictions: u32| {
+        let known = sched.book.get_mut(&id("own")).unwrap();
+        let status =
+            rcfarm_api::pod_group::status::PodGroupStatus { evictions, ..(*known.value).clone() };
+        known.value = std::sync::Arc::new(status);
+    };
+    set(&mut sched, 7);
+    sched.fail_node("n0");
+    sched.run();
+    assert_eq!((sched.victims().len(), sched.status("own").evictions), (1, 8), "twice its devices");
+    sched.fail_node("n1");
+    sched.fleet.unfit.remove(&"n0".parse().unwrap());
+    sched.queue("default", json!({}));
+    sched.run();
+    assert_eq!(sched.victims(), [].into());
+    assert_eq!(sched.phases(&["own"]), [(Pending, PodGroupReason::BackedOff)]);
+    let own = sched.status("own");
+    assert!(own.reservation.is_none() && own.charged.is_zero() && own.not_before.is_some());
+    assert!(own.message.starts_with("it has had 8 groups stopped"), "{}", own.message);
+    sched.later(100_000);
+    sched.run();
+    assert_eq!(sched.phases(&["own"]), [(Inqueue, Preempting)], "later it may try again");
+}

@@ -101,3 +101,87 @@ fn bare_pod_asks_for_cells() {
     let path = "metadata.annotations.hivedscheduler.microsoft.com/pod-scheduling-spec";
     assert_eq!(bad[0].path, path, "{bad:?}");
 }
+
+/// Each annotation has the type of its own pod's cells.
+#[test]
+fn tasks_of_one_nested_group_have_different_types() {
+    let annotation = |current: usize| {
+        let member = |n: usize, of: &str| {
+            format!(
+                "{{name: m{n}, pod: {{podMinNumber: 1, podMaxNumber: 1, cellsPerPod: {{cellType: {of}, cellNumber: 1}}, \
+                 containsCurrentPod: {}}}}}",
+                n == current
+            )
+        };
+        let of = ["NODE", "GPU"];
+        format!(
+            "{{version: v2, virtualCluster: A, cellType: {}, cellNumber: 1, podRootGroup: {{name: g, childGroups: [{}, {}]}}}}",
+            of[current],
+            member(0, of[0]),
+            member(1, of[1])
+        )
+    };
+    let gpus = |n: u32| json!({"limits": {"nvidia.com/gpu": n}});
+    let tasks = [
+        task("big", 1, Some(&annotation(0)), gpus(4)),
+        task("small", 1, Some(&annotation(1)), gpus(1)),
+    ];
+    let cells = job(&tasks).unwrap().cells.unwrap();
+    assert_eq!(cells.tasks, [("big".to_owned(), 0), ("small".to_owned(), 1)].into());
+    assert_eq!(cells.group.cell_type, None);
+}
+
+/// The field says the same as the annotation, as an object.
+#[test]
+fn cells_are_a_field_of_the_pods_spec_too() {
+    let text = "{virtualCluster: A, leafCellNumber: 2, priority: 5}";
+    let mut by_field = task("w", 3, None, json!({}));
+    by_field["template"]["spec"]["cells"] =
+        json!({"virtualCluster": "A", "leafCellNumber": 2, "priority": 5});
+    let annotated = job(&[task("w", 3, Some(text), json!({}))]).unwrap();
+    let field = job(std::slice::from_ref(&by_field)).unwrap();
+    assert_eq!(field.cells, annotated.cells);
+    assert_eq!(field.tasks[0].template.resources().amount("gpu"), 2);
+
+    let path = "spec.tasks[0].template.spec.cells";
+    let mut both = by_field.clone();
+    both["template"]["metadata"] = json!({"annotations": {
+        "hivedscheduler.microsoft.com/pod-scheduling-spec": text}});
+    refused(&[both], path, "says it, too");
+    for (value, words) in
+        [(json!("a"), "must be an object"), (json!({}), "VirtualCluster is empty")]
+    {
+        by_field["template"]["spec"]["cells"] = value;
+        refused(std::slice::from_ref(&by_field), path, words);
+    }
+    let id = "team/train".parse().unwrap();
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train", "namespace": "team"},
+        "spec": {"cells": {"virtualCluster": "A", "leafCellNumber": 4},
+            "containers": [{"name": "c", "command": ["true"]}]}});
+    let cells = read(&id, &pod).unwrap().spec.cells.unwrap();
+    assert_eq!(cells.group.members[0].cells, 4);
+}
+
+/// HiveD's containers have their devices from the annotation that its scheduler writes.
+#[test]
+fn isolation_annotation_is_a_variable_of_the_agent() {
+    let with = |path: &str| {
+        let mut task = task("w", 1, Some("{virtualCluster: A, leafCellNumber: 1}"), json!({}));
+        task["template"]["spec"]["containers"][0]["env"] = json!([{"name": "NVIDIA_VISIBLE_DEVICES",
+            "valueFrom": {"fieldRef": {"fieldPath": path}}}]);
+        job(&[task])
+    };
+    for name in ["pod-leaf-cell-isolation", "pod-gpu-isolation"] {
+        let spec =
+            with(&format!("metadata.annotations['hivedscheduler.microsoft.com/{name}']")).unwrap();
+        let env = &spec.tasks[0].template.containers[0].env;
+        let value = env
+            .iter()
+            .find(|(name, _)| name == "NVIDIA_VISIBLE_DEVICES")
+            .map(|(_, value)| value.as_str());
+        assert_eq!(value, Some("$(RCFARM_ISOLATION)"));
+    }
+    let bad =
+        with("metadata.annotations['hivedscheduler.microsoft.com/pod-bind-info']").unwrap_err();
+    assert!(bad[0].contains("is not known to nodes"), "{bad:?}");
+}
