@@ -14,16 +14,16 @@ pub enum CliExit {
     Ok,
     /// The command failed, or its arguments are wrong.
     Error,
-    /// `plan` or `rc plan` found changes to make.
+    /// `plan` or `rc plan` found changes to make, or `cell what-if` no place.
     Changes,
-    /// `plan` or `rc plan` failed. They use 1 for changes.
+    /// `plan`, `rc plan` or `cell what-if` failed. They use 1 for what they found.
     PlanFailed,
     /// `audit verify` found a difference, or the job of `job wait` or `job run --follow` ended in another state.
     Found,
 }
 
 impl CliExit {
-    /// The exit code of `plan` and `rc plan` for this result.
+    /// The exit code of `plan`, `rc plan` and `cell what-if` for this result.
     #[must_use]
     pub fn of_plan(self) -> CliExit {
         if self == CliExit::Error { CliExit::PlanFailed } else { self }
@@ -35,9 +35,10 @@ pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `plan`, `rc plan` and `audit verify` found nothing
   1  failed, or the arguments are wrong; nothing was changed unless the output says so.
-     Of `plan` and `rc plan`: there are changes to make
+     Of `plan` and `rc plan`: there are changes to make; of `cell what-if`: there is no place
   2  `audit verify` found differences, or the job of `job wait` or `job run --follow` has ended
-     otherwise than asked for. Of `plan` and `rc plan`: failed, or the arguments are wrong";
+     otherwise than asked for. Of `plan`, `rc plan` and `cell what-if`: failed, or the arguments
+     are wrong";
 
 impl From<CliExit> for ExitCode {
     fn from(exit: CliExit) -> ExitCode {

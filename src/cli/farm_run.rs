@@ -21,8 +21,8 @@ use crate::telemetry::{self, LogFormat};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::labels::Selector;
 use rcfarm_consul::NOISY_TARGETS;
-use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
+use rcfarm_store::{Reader, TxnLimits};
 
 #[derive(clap::Args)]
 pub struct FarmRunArgs {
@@ -103,6 +103,8 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
     info!(farm = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
         selector = %settings.selector, scheduler = scheduler_shown, "starting");
     let heartbeats = env.keeper.heartbeats();
+    let reader: Arc<dyn Reader> = env.store.clone();
+    let clock = env.clock.clone();
     let farm = Farm::of_all_kinds(settings, env, scheduler, discovery);
     if let Some(address) = &args.http {
         let listener = TcpListener::bind(address)
@@ -111,7 +113,8 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
         let requests = Arc::new(move || clients.requests());
         let (report, metrics) = (farm.report(), farm.metrics());
         let shown = Shown { report, metrics, requests, heartbeats };
-        tokio::spawn(http::serve(listener, shown, shutdown.clone()));
+        let inspect = http::inspect::routes(reader, Arc::new(move || clock.wall()));
+        tokio::spawn(http::serve(listener, shown, inspect, shutdown.clone()));
     }
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown).await?;

@@ -161,6 +161,7 @@ pub fn main() -> ExitCode {
         Command::Plan(_)
             | Command::Rc(rc::RcCommand::Plan(_))
             | Command::Cell(cell::CellCommand::Config(cell::CellConfigCommand::Plan(_)))
+            | Command::Cell(cell::CellCommand::WhatIf(_))
     );
     let exit = run(cli, &mut address)
         .unwrap_or_else(|error| failure::report(&error, address.as_deref(), out.color));
@@ -179,8 +180,9 @@ fn parse() -> Result<Cli, CliExit> {
         // A failure to write to stderr cannot be reported.
         let _ = error.print();
         let exit = if error.use_stderr() { CliExit::Error } else { CliExit::Ok };
-        // The command is unknown if parsing failed, so a word `plan` decides which exit codes apply.
-        if std::env::args_os().any(|arg| arg == "plan") { exit.of_plan() } else { exit }
+        // The command is unknown if parsing failed, so a word `plan` or `what-if` decides which exit codes apply.
+        let is_plan = std::env::args_os().any(|arg| arg == "plan" || arg == "what-if");
+        if is_plan { exit.of_plan() } else { exit }
     })
 }
 

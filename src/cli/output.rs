@@ -78,9 +78,10 @@ impl Output {
 }
 
 /// States that mean a failure.
-const FAILED: [&str; 16] = [
+const FAILED: [&str; 17] = [
     "Aborted",
     "Backoff",
+    "Bad",
     "CannotStart",
     "Failed",
     "Invalid",
@@ -97,7 +98,7 @@ const FAILED: [&str; 16] = [
     "unreadable",
 ];
 /// States that mean that something is not as it should be, or not yet.
-const UNFINISHED: [&str; 24] = [
+const UNFINISHED: [&str; 26] = [
     "Aborting",
     "ControllerGone",
     "DiscoveryNotSynced",
@@ -114,6 +115,8 @@ const UNFINISHED: [&str; 24] = [
     "PodsRestarting",
     "PodsUnhealthy",
     "Preempting",
+    "Reserved",
+    "Reserving",
     "Restarting",
     "Scaling",
     "Terminating",
@@ -426,13 +429,20 @@ mod tests {
 
     #[test]
     fn cells_that_are_not_well_are_coloured() {
-        let text = "web   n1   critical   a critical look\nok    n2   draining\nfail  x\n";
+        let text = "web   n1   critical   a critical look\nok    n2   draining\nfail  x\n\
+                    NODE  Reserving  Bad\nNODE  Reserved  Healthy\nNODE  Used\n";
         let red = |word: &str| format!("\x1b[31m{word}\x1b[0m");
+        let yellow = |word: &str| format!("\x1b[33m{word}\x1b[0m");
         let shown = painted(text);
         let expected = format!(
-            "web   n1   {}   a critical look\nok    n2   \x1b[33mdraining\x1b[0m\n{}  x\n",
+            "web   n1   {}   a critical look\nok    n2   {}\n{}  x\n\
+             NODE  {}  {}\nNODE  {}  Healthy\nNODE  Used\n",
             red("critical"),
-            red("fail")
+            yellow("draining"),
+            red("fail"),
+            yellow("Reserving"),
+            red("Bad"),
+            yellow("Reserved"),
         );
         assert_eq!(shown, expected);
     }

@@ -2,12 +2,19 @@
 
 use std::sync::Arc;
 
-use crate::placement::cells;
+use super::queues::GroupStatusIndex;
+use super::snapshot::ClusterSnapshot;
+use crate::placement::capacity::Fleet;
+use crate::placement::cells::{self, Holders};
+use rcfarm_api::cells::AffinityGroupRecord;
 use rcfarm_api::ids::ObjectName;
-use rcfarm_api::{FieldError, key};
-use rcfarm_cells::CellModel;
+use rcfarm_api::key::LabelKind;
+use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::{FieldError, Timestamp, key};
+use rcfarm_cells::{CellModel, CellScheduler, RebuildNote};
+use rcfarm_store::cache::read_once;
 use rcfarm_store::failpoints::{Failpoint, enabled};
-use rcfarm_store::{Decoder, Entry, Prefix, Versioned, VersionedIndex};
+use rcfarm_store::{Decoder, Entry, Prefix, Query, Reader, StoreError, Versioned, VersionedIndex};
 
 /// The configured cells, or all that is wrong with their record.
 pub type StoredCells = Versioned<Result<Arc<CellModel>, Vec<FieldError>>>;
@@ -54,4 +61,63 @@ pub type CellConfigIndex = VersionedIndex<CellConfigDecoder>;
 #[must_use]
 pub fn stored(index: &CellConfigIndex) -> Option<&Arc<StoredCells>> {
     index.0.values().next()
+}
+
+/// Cells with nodes and groups as they are stored at one time, from one-shot reads.
+pub struct CellsSnapshot {
+    /// Who has what.
+    pub scheduler: CellScheduler,
+    /// What is different for groups that were placed on other cells.
+    pub notes: Vec<RebuildNote>,
+    /// The nodes.
+    pub fleet: Fleet,
+    /// Statuses of all groups.
+    pub statuses: GroupStatusIndex,
+}
+
+impl CellsSnapshot {
+    /// The cells of the stored configuration. `Ok(Ok(None))`: there are none; `Ok(Err(_))`: the configuration is wrong.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn read(
+        reader: &dyn Reader,
+        now: Timestamp,
+    ) -> Result<Result<Option<CellsSnapshot>, Vec<FieldError>>, StoreError> {
+        let Some(entry) = reader.get(&key::cell_config(), Query::PLAIN).await?.value else {
+            return Ok(Ok(None));
+        };
+        match cells::decode(&entry.value) {
+            Ok((_, model)) => Ok(Ok(Some(CellsSnapshot::of(reader, Arc::new(model), now).await?))),
+            Err(bad) => Ok(Err(bad)),
+        }
+    }
+
+    /// Another configuration, with the nodes and groups as they are now.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn of(
+        reader: &dyn Reader,
+        model: Arc<CellModel>,
+        now: Timestamp,
+    ) -> Result<CellsSnapshot, StoreError> {
+        let prefixes = [key::labels(LabelKind::Node), key::nodes(), key::allocations()];
+        let cluster = ClusterSnapshot::read_once(reader, prefixes).await?;
+        let statuses: GroupStatusIndex = read_once(reader, &key::pod_group_statuses()).await?;
+        let fleet = cluster.fleet();
+        let (scheduler, notes) = {
+            let holders: Holders<'_> = holders(&statuses).collect();
+            let health = cells::node_health(&model, &fleet, &holders);
+            cells::rebuild(&model, &health, &holders, now)
+        };
+        Ok(CellsSnapshot { scheduler, notes, fleet, statuses })
+    }
+}
+
+/// Groups that hold or reserve cells.
+pub fn holders(
+    statuses: &GroupStatusIndex,
+) -> impl Iterator<Item = (&GroupId, &AffinityGroupRecord)> {
+    statuses.0.iter().filter_map(|(id, stored)| Some((id, cells::held(stored.value.as_ref()?)?)))
 }

@@ -1,8 +1,10 @@
-//! The HTTP endpoint of a daemon: `/healthz`, `/readyz`, `/metrics`, `/status`.
+//! The HTTP endpoint of a daemon: `/healthz`, `/readyz`, `/metrics`, `/status`, and HiveD's `/v1/inspect/`
+//! ([`inspect`]).
 //!
 //! It is read-only and returns no secrets. There is no authentication: bind it to loopback, or to the network of the
-//! monitoring. It uses no keys.
+//! monitoring. Only `/v1/inspect/` reads keys.
 
+pub mod inspect;
 pub mod node;
 
 use std::collections::BTreeMap;
@@ -51,16 +53,22 @@ impl Shown {
 }
 
 /// Serves until `shutdown`.
-pub async fn serve(listener: TcpListener, shown: Shown, shutdown: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    shown: Shown,
+    inspect: Router,
+    shutdown: CancellationToken,
+) {
     let app = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/status", get(|State(shown): State<Shown>| async move { Json(shown.report()) }))
         .fallback(|| async {
-            (StatusCode::NOT_FOUND, "try /healthz, /readyz, /metrics or /status\n")
+            (StatusCode::NOT_FOUND, "try /healthz, /readyz, /metrics, /status or /v1/inspect/\n")
         })
-        .with_state(shown);
+        .with_state(shown)
+        .merge(inspect);
     let limits = HttpLimits::default();
     rcfarm_node::http::serve(HttpListener::Tcp(listener), app, limits, shutdown).await;
 }

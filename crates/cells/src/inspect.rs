@@ -1,5 +1,7 @@
 //! What can be seen from outside. The names of fields are those of the reference's JSON, `hived.md` §1.5.
 
+pub mod hived;
+
 use serde::Serialize;
 
 use crate::machine::CellState;

@@ -3,11 +3,10 @@
 //! Key written: `rcfarm/cells/config`, by CAS, in one transaction with its audit record.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::scheduler::rebuilt;
+use super::scheduler::with_model;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cli::files::contents;
@@ -197,8 +196,8 @@ impl WantedCells {
 
 /// Running groups for which the cells will not be as they were.
 async fn left_behind(context: &CommandContext, model: &CellModel) -> anyhow::Result<Vec<String>> {
-    let (_, notes) = rebuilt(context, Arc::new(model.clone())).await?;
-    Ok(notes.into_iter().map(|note| format!("group {}: {}", note.group, note.note)).collect())
+    let now = with_model(context, model.clone()).await?;
+    Ok(now.notes.into_iter().map(|note| format!("group {}: {}", note.group, note.note)).collect())
 }
 
 /// Device numbers of each node.

@@ -1,11 +1,13 @@
 //! `rcfarm cell …`: cells of the cluster, and what virtual clusters have been promised.
 //!
 //! Keys read: `rcfarm/cells/config`, `labels/node/`, `rcfarm/nodes/`, `rcfarm/allocations/`,
-//! `rcfarm/pod_group_status/`. Key written: `rcfarm/cells/config`, by CAS, in one transaction with its audit record. Only commands and operators write it.
+//! `rcfarm/pod_group_status/`; of `what-if` also `rcfarm/jobs/`, `rcfarm/queues/`, `rcfarm/priority_classes/` and
+//! `rcfarm/pod_groups/`. Key written: `rcfarm/cells/config`, by CAS, in one transaction with its audit record. Only commands and operators write it.
 
 pub(in crate::cli) mod apply;
 mod scheduler;
 mod show;
+mod what_if;
 
 use super::apply::{DescribedObjects, apply_files, plan_files};
 use super::context::CommandContext;
@@ -22,6 +24,8 @@ pub enum CellCommand {
     Physical(show::PhysicalCellsArgs),
     /// Show the cells of a virtual cluster, and which physical cells they are now
     Status(show::CellStatusArgs),
+    /// Say whether jobs would get their cells now, where, and who would go; exit code 0 all, 1 not all, 2 an error
+    WhatIf(what_if::WhatIfArgs),
 }
 
 /// The configuration of cells: HiveD's, unchanged
@@ -55,5 +59,6 @@ pub(super) async fn run(context: &CommandContext, command: CellCommand) -> anyho
         CellCommand::Config(CellConfigCommand::Get) => show::config(context).await,
         CellCommand::Physical(args) => show::tree(context, &args).await,
         CellCommand::Status(args) => show::status(context, &args).await,
+        CellCommand::WhatIf(args) => what_if::run(context, &args).await,
     }
 }

@@ -4,52 +4,58 @@ use std::sync::Arc;
 
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
-use crate::cluster::queues::GroupStatusIndex;
-use crate::cluster::snapshot::ClusterSnapshot;
-use crate::placement::cells::{self, Holders};
+use crate::cluster::cells::CellsSnapshot;
 use rcfarm_api::FieldError;
-use rcfarm_api::key::{self, LabelKind};
-use rcfarm_cells::{CellModel, CellScheduler, RebuildNote};
+use rcfarm_api::key;
+use rcfarm_cells::{AffinityGroup, CellModel, GroupKey, LazyPreemptionStatus};
 use rcfarm_store::Entry;
-use rcfarm_store::cache::read_once;
+
+fn no_cells() -> anyhow::Error {
+    failure("there are no cells", "describe them: rcfarm cell config apply FILE")
+}
 
 /// The stored configuration.
 ///
 /// # Errors
 /// There is none.
 pub(super) async fn stored(context: &CommandContext) -> anyhow::Result<Entry> {
-    context.get(&key::cell_config()).await?.ok_or_else(|| {
-        failure("there are no cells", "describe them: rcfarm cell config apply FILE")
-    })
+    context.get(&key::cell_config()).await?.ok_or_else(no_cells)
 }
 
-/// The cells with the nodes as they are now.
+/// The cells of the stored configuration.
 ///
 /// # Errors
-/// There are no cells, or their configuration is not valid.
-pub(super) async fn scheduler(context: &CommandContext) -> anyhow::Result<CellScheduler> {
-    let entry = stored(context).await?;
-    let (_, model) = cells::decode(&entry.value).map_err(|bad| {
+/// There are none, or their configuration is not valid.
+pub(super) async fn read(context: &CommandContext) -> anyhow::Result<CellsSnapshot> {
+    let read = CellsSnapshot::read(context.store.as_ref(), context.now()).await?;
+    let found = read.map_err(|bad| {
         let why = format!("{}: {}", key::cell_config(), FieldError::list(&bad));
         failure(why, "correct it: rcfarm cell config apply FILE")
     })?;
-    Ok(rebuilt(context, Arc::new(model)).await?.0)
+    found.ok_or_else(no_cells)
 }
 
-/// Cells with the nodes and groups as they are now, and what is different for groups that were placed on other cells.
-pub(super) async fn rebuilt(
+/// Another configuration, with the nodes and groups as they are now.
+pub(super) async fn with_model(
     context: &CommandContext,
-    model: Arc<CellModel>,
-) -> anyhow::Result<(CellScheduler, Vec<RebuildNote>)> {
-    let store = context.store.as_ref();
-    let prefixes = [key::labels(LabelKind::Node), key::nodes(), key::allocations()];
-    let cluster = ClusterSnapshot::read_once(store, prefixes).await?;
-    let statuses: GroupStatusIndex = read_once(store, &key::pod_group_statuses()).await?;
-    let held = statuses
-        .0
-        .iter()
-        .filter_map(|(id, stored)| Some((id, cells::held(stored.value.as_ref()?)?)));
-    let holders: Holders<'_> = held.collect();
-    let health = cells::node_health(&model, &cluster.fleet(), &holders);
-    Ok(cells::rebuild(&model, &health, &holders, context.now()))
+    model: CellModel,
+) -> anyhow::Result<CellsSnapshot> {
+    Ok(CellsSnapshot::of(context.store.as_ref(), Arc::new(model), context.now()).await?)
+}
+
+/// What groups of the virtual clusters should know: that they are not as they were placed, or run as opportunistic.
+pub(super) fn notes_of(cells: &CellsSnapshot, is_shown: impl Fn(&GroupKey) -> bool) -> Vec<String> {
+    let rebuilt = cells.notes.iter().filter(|note| is_shown(&note.group));
+    let rebuilt = rebuilt.map(|note| format!("group {}: {}", note.group, note.note));
+    let lazy = |group: &AffinityGroup| {
+        let LazyPreemptionStatus { preemptor, preemption_time } = group.lazy_preemption.as_ref()?;
+        let by = GroupKey::new(group.key.virtual_cluster.clone(), preemptor);
+        // With its own name: that is among the notes.
+        let is_noted = is_shown(&group.key) && by != group.key;
+        is_noted.then(|| {
+            let key = &group.key;
+            format!("group {key} runs on as opportunistic since {preemption_time:.0}: {by} has its cells")
+        })
+    };
+    rebuilt.chain(cells.scheduler.groups().filter_map(lazy)).collect()
 }

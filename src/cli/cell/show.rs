@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::scheduler::{scheduler, stored};
+use super::scheduler::{notes_of, read, stored};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
-use crate::cli::output::{or_dash, table};
+use crate::cli::output::{Format, or_dash, table};
 use rcfarm_cells::CellHealthiness;
 use rcfarm_cells::inspect::{CellStatus, PhysicalCellStatus, VirtualCellStatus};
 use rcfarm_cells::model::{CellPriority, FREE_PRIORITY};
@@ -113,14 +113,17 @@ pub(super) async fn tree(
     context: &CommandContext,
     args: &PhysicalCellsArgs,
 ) -> anyhow::Result<CliExit> {
-    let cells = scheduler(context).await?.physical_cells();
+    let now = read(context).await?;
+    let cells = now.scheduler.physical_cells();
+    let notes = notes_of(&now, |_| true);
+    show_notes(context, &notes);
     context.show(&cells, || {
         let mut rows = Vec::new();
         physical_rows(&cells, 0, args.devices, &mut rows);
         if rows.is_empty() {
             return "there are no physical cells".to_owned();
         }
-        table(
+        let table = table(
             &rows,
             &[
                 ("CELL", &kind),
@@ -133,27 +136,43 @@ pub(super) async fn tree(
                 ("PINNED", &|row| or_dash(row.pinned)),
                 ("GROUP", &|row| or_dash(row.group)),
             ],
-        )
+        );
+        below(table, &notes)
     })
+}
+
+/// A table with notes below it.
+fn below(mut table: String, notes: &[String]) -> String {
+    notes.iter().for_each(|note| table.push_str(&format!("! {note}\n")));
+    table
+}
+
+/// Notes beside JSON and YAML, which have the cells alone.
+fn show_notes(context: &CommandContext, notes: &[String]) {
+    if context.out.format != Format::Table {
+        notes.iter().for_each(|note| context.note(note));
+    }
 }
 
 pub(super) async fn status(
     context: &CommandContext,
     args: &CellStatusArgs,
 ) -> anyhow::Result<CliExit> {
-    let scheduler = scheduler(context).await?;
-    let Some(cells) = scheduler.virtual_cells(&args.vc) else {
-        let names: Vec<&str> = scheduler.model().virtual_clusters().collect();
+    let now = read(context).await?;
+    let Some(cells) = now.scheduler.virtual_cells(&args.vc) else {
+        let names: Vec<&str> = now.scheduler.model().virtual_clusters().collect();
         let why = format!("there is no virtual cluster {}", args.vc);
         return Err(failure(why, format!("there are: {}", names.join(", "))));
     };
+    let notes = notes_of(&now, |group| group.virtual_cluster == args.vc);
+    show_notes(context, &notes);
     context.show(&cells, || {
         let mut rows = Vec::new();
         virtual_rows(&cells, 0, args.devices, &mut rows);
         if rows.is_empty() {
-            return "it has been promised nothing".to_owned();
+            return below("it has been promised nothing\n".to_owned(), &notes);
         }
-        table(
+        let table = table(
             &rows,
             &[
                 ("CELL", &kind),
@@ -165,7 +184,8 @@ pub(super) async fn status(
                 ("PHYSICAL CELL", &|row| or_dash(row.other)),
                 ("PINNED", &|row| or_dash(row.pinned)),
             ],
-        )
+        );
+        below(table, &notes)
     })
 }
 

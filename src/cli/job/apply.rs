@@ -102,6 +102,11 @@ impl WantedJob {
         Ok(all)
     }
 
+    /// Its name, and what its document asks for.
+    pub(in crate::cli) fn described(&self) -> (&Namespaced, &JobSpec) {
+        (&self.id, &self.read.spec)
+    }
+
     fn stored_document(&self) -> Option<Value> {
         serde_json::from_slice(&self.stored.as_ref()?.value).ok()
     }

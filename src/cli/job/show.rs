@@ -229,7 +229,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         "conditions": found.status.as_ref().map(|status| shown(&status.conditions)),
         "group": group.as_ref().map(|group| json!({
             "phase": group.phase, "reason": group.reason, "message": group.message,
-            "passed": group.passed,
+            "passed": group.passed, "chains": group.chain_reasons,
         })),
         "missing": missing,
         "failures": found.status.as_ref().map(|status| &status.failures),
@@ -247,6 +247,10 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
             let message = message.unwrap_or_default();
             let text = format!("{} ({}) {message}", group.phase, group.reason);
             rows.push(("group", text.trim_end().to_owned()));
+            if group.chain_reasons.len() > 1 {
+                let chains = group.chain_reasons.iter().map(ToString::to_string);
+                rows.push(("chains", chains.collect::<Vec<_>>().join("\n")));
+            }
             let passed = group.passed;
             if passed > 0 {
                 rows.push((

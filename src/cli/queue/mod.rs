@@ -3,7 +3,7 @@
 pub(in crate::cli) mod apply;
 mod change;
 mod show;
-mod snapshot;
+pub(in crate::cli) mod snapshot;
 
 use super::context::CommandContext;
 use super::failure::CliExit;

@@ -20,18 +20,18 @@ use rcfarm_store::cache::{CacheIndex, read_once};
 use rcfarm_store::{Entry, Query, Versioned};
 
 /// Queues, groups and their statuses.
-pub(super) struct QueueSnapshot {
+pub(in crate::cli) struct QueueSnapshot {
     pub(super) entries: BTreeMap<QueueName, Entry>,
-    pub(super) queues: Queues,
+    pub(in crate::cli) queues: Queues,
     pub(super) statuses: BTreeMap<QueueName, QueueStatus>,
-    pub(super) groups: StoredGroups,
-    pub(super) group_statuses: GroupStatuses,
-    pub(super) usage: Usage,
+    pub(in crate::cli) groups: StoredGroups,
+    pub(in crate::cli) group_statuses: GroupStatuses,
+    pub(in crate::cli) usage: Usage,
     pub(super) positions: BTreeMap<QueueName, Vec<GroupId>>,
 }
 
 /// Reads the snapshot.
-pub(super) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSnapshot> {
+pub(in crate::cli) async fn snapshot(context: &CommandContext) -> anyhow::Result<QueueSnapshot> {
     let list = async |prefix| context.store.list(&prefix, Query::PLAIN).await;
     let mut entries = BTreeMap::new();
     for entry in list(key::queues()).await?.value {
