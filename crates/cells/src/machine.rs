@@ -265,7 +265,7 @@ mod tests {
     fn tables_of_the_machine_are_those_in_the_docs() {
         let mut text = String::from(
             "# States of devices, groups and pods of cells\n\nEvery state × every event, from `after` in \
-             `crates/cells/src/machine.rs`. An empty field: the event cannot occur. The random histories of \
+             `crates/cells/src/machine.rs`. An empty field: the event cannot\noccur. The random histories of \
              `crates/cells/tests/it/histories.rs` take no other step.\n",
         );
         let leaf = |state: CellState, event| state.after(event);
