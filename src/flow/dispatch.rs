@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::parameters::{self, Dispatch, variable};
 use super::template::{self, TemplateSpec};
 use crate::job::document::{self, FieldIssues, MADE_BY_FLOW, PAYLOAD_ANNOTATION, Read};
-use rcfarm_api::ids::{Namespaced, ObjectName};
+use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Slot, VOLCANO_JOB};
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::{FieldError, InvalidText};
@@ -18,8 +18,13 @@ use rcfarm_api::{FieldError, InvalidText};
 pub const TOKEN_ANNOTATION: &str = "rcfarm/dispatch-token";
 /// Annotation of a job with the metadata of its dispatch, as a JSON object.
 pub const META_ANNOTATION: &str = "rcfarm/dispatch-meta";
+/// Annotation of a job whose payload its dispatch has given: its number of bytes. Otherwise it is the template's.
+const PAYLOAD_SIZE_ANNOTATION: &str = "rcfarm/dispatch-payload";
 /// Limit of a pod's name, which begins with its job's.
 const LONGEST_POD: usize = 63;
+/// Characters of the template's name in that of a token's job. The name depends on template and token alone, so it does
+/// not change with the template's tasks. 26 characters are left for the task and the index of a member.
+const TOKEN_STEM: usize = 20;
 
 /// A job that a dispatch makes.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,49 +64,89 @@ impl Dispatch {
         let last = |(name, replicas): (&str, u32)| Slot::new(name, replicas.saturating_sub(1));
         let tasks = read.tasks.iter().map(|task| last((&task.name, task.replicas)));
         let longest = tasks.map(|slot| slot.to_string().len() + 1).max().unwrap_or_default();
-        let name = self.name(&template.name, longest, unique).map_err(|error| {
-            vec![FieldError::new("metadata.name", error.to_string(), "name the template otherwise")]
-        })?;
-        let id = Namespaced { namespace: template.namespace.clone(), name };
+        let id = match self.token_job(template) {
+            Some(id) => id?,
+            None => {
+                let suffix = format!("-{unique:016x}");
+                named(template, LONGEST_POD.saturating_sub(suffix.len() + longest), &suffix)?
+            }
+        };
         let document = of(&id);
         document::read(&id, &document)?;
         Ok(DispatchedJob { id, document })
     }
 
-    /// The name of a job. A long name of the template is cut, so that those of the pods are not too long.
-    fn name(
-        &self,
-        template: &ObjectName,
-        longest: usize,
-        unique: u64,
-    ) -> Result<ObjectName, InvalidText> {
-        let suffix = match &self.token {
-            Some(token) => content_hash(format!("{template} {token}").as_bytes()),
-            None => unique,
-        };
-        let suffix = format!("-{suffix:016x}");
-        let room = LONGEST_POD.saturating_sub(suffix.len() + longest);
-        let stem: String = template.as_str().chars().take(room).collect();
-        format!("{}{suffix}", stem.trim_end_matches(['-', '.'])).parse()
+    /// The job of a token: the same for the same template and token, whatever else is given, and whatever becomes of the
+    /// template. `None`: there is no token.
+    ///
+    /// # Errors
+    /// The template's name makes no name of a job.
+    #[must_use]
+    pub fn token_job(&self, template: &Namespaced) -> Option<Result<Namespaced, Vec<FieldError>>> {
+        let token = self.token.as_ref()?;
+        let hash = content_hash(format!("{} {token}", template.name).as_bytes());
+        Some(named(template, TOKEN_STEM, &format!("-{hash:016x}")))
+    }
+
+    /// How the job of a token differs from the one that this dispatch would make; `None`: it is the same dispatch.
+    #[must_use]
+    pub fn difference(&self, template: &Namespaced, stored: &Value) -> Option<&'static str> {
+        let own = self.annotations(template);
+        let stored = stored.get("metadata").and_then(|metadata| metadata.get("annotations"));
+        let differs = |name: &str| stored.and_then(|all| all.get(name)) != own.get(name);
+        let parts = [
+            (MADE_BY_FLOW[1], "template"),
+            (TOKEN_ANNOTATION, "token"),
+            (META_ANNOTATION, "metadata"),
+            (PAYLOAD_SIZE_ANNOTATION, "payload"),
+        ];
+        // Without one of its own it has the template's, which may be another by now.
+        let payload = self.payload.is_some().then_some((PAYLOAD_ANNOTATION, "payload"));
+        parts.into_iter().chain(payload).find(|(name, _)| differs(name)).map(|(_, what)| what)
+    }
+
+    /// Annotations that say of which dispatch a job is.
+    fn annotations(&self, template: &Namespaced) -> Map<String, Value> {
+        let mut all = Map::new();
+        let mut set = |name: &str, text: String| drop(all.insert(name.to_owned(), json!(text)));
+        set(MADE_BY_FLOW[1], format!("{}.{}", template.namespace, template.name));
+        if let Some(token) = &self.token {
+            set(TOKEN_ANNOTATION, token.clone());
+        }
+        if !self.meta.is_empty() {
+            set(META_ANNOTATION, json!(self.meta).to_string());
+        }
+        if let Some(payload) = &self.payload {
+            set(PAYLOAD_ANNOTATION, BASE64_STANDARD.encode(payload));
+            set(PAYLOAD_SIZE_ANNOTATION, payload.len().to_string());
+        }
+        all
     }
 
     fn metadata(&self, template: &Namespaced, document: &Value) -> Value {
         let mut metadata = template::metadata(document);
-        let made_of = json!(format!("{}.{}", template.namespace, template.name));
-        metadata["labels"][MADE_BY_FLOW[1]] = made_of.clone();
-        let annotations = &mut metadata["annotations"];
-        annotations[MADE_BY_FLOW[1]] = made_of;
-        if let Some(token) = &self.token {
-            annotations[TOKEN_ANNOTATION] = json!(token);
-        }
-        if !self.meta.is_empty() {
-            annotations[META_ANNOTATION] = json!(json!(self.meta).to_string());
-        }
-        if let Some(payload) = &self.payload {
-            annotations[PAYLOAD_ANNOTATION] = json!(BASE64_STANDARD.encode(payload));
+        let own = self.annotations(template);
+        metadata["labels"][MADE_BY_FLOW[1]] = own[MADE_BY_FLOW[1]].clone();
+        if let Some(annotations) = metadata["annotations"].as_object_mut() {
+            // A template that was written from a job may have them.
+            for name in [TOKEN_ANNOTATION, META_ANNOTATION, PAYLOAD_SIZE_ANNOTATION] {
+                annotations.remove(name);
+            }
+            annotations.extend(own);
         }
         metadata
     }
+}
+
+/// A job's name: the first `stem` characters of the template's, so that those of the pods are not too long, and a suffix.
+fn named(template: &Namespaced, stem: usize, suffix: &str) -> Result<Namespaced, Vec<FieldError>> {
+    let stem: String = template.name.as_str().chars().take(stem).collect();
+    let name = format!("{}{suffix}", stem.trim_end_matches(['-', '.'])).parse();
+    let name = name.map_err(|error: InvalidText| {
+        let fix = "name the template otherwise";
+        vec![FieldError::new("metadata.name", error.to_string(), fix)]
+    })?;
+    Ok(Namespaced { namespace: template.namespace.clone(), name })
 }
 
 /// Gives the metadata to each container, in place of its own variables of these names.
@@ -124,22 +169,6 @@ fn set_variables(spec: &mut Value, meta: &BTreeMap<String, String>) {
         let first = given.iter().map(|(name, value)| json!({"name": name, "value": value}));
         container["env"] = first.chain(others).collect();
     }
-}
-
-/// How a job that is there differs from the one that a dispatch makes; `None`: it is the same dispatch.
-#[must_use]
-pub fn difference(stored: &Value, made: &Value) -> Option<&'static str> {
-    let annotation = |document: &Value, name: &str| {
-        document.get("metadata")?.get("annotations")?.get(name).cloned()
-    };
-    let parts = [
-        (MADE_BY_FLOW[1], "template"),
-        (TOKEN_ANNOTATION, "token"),
-        (META_ANNOTATION, "metadata"),
-        (PAYLOAD_ANNOTATION, "payload"),
-    ];
-    let differs = |name: &str| annotation(stored, name) != annotation(made, name);
-    parts.into_iter().find(|(name, _)| differs(name)).map(|(_, what)| what)
 }
 
 #[cfg(test)]
@@ -214,16 +243,41 @@ spec:
         assert_eq!(first.id.name.as_str().len(), "resize-".len() + 16);
         assert_ne!(first.id, of("a", Some("twice"), 1).id);
         assert_eq!(of("a", None, 255).id.name.as_str(), "resize-00000000000000ff");
-        assert_eq!(difference(&first.document, &of("a", Some("once"), 2).document), None);
-        let other = of("b", Some("once"), 1);
-        assert_eq!(other.id, first.id);
-        assert_eq!(difference(&first.document, &other.document), Some("metadata"));
-        assert_eq!(difference(&json!({}), &first.document), Some("template"));
+        let difference = |meta: &str, payload: Option<&[u8]>, stored: &Value| {
+            dispatch(&[("input", meta)], payload, Some("once")).difference(&id(), stored)
+        };
+        assert_eq!(difference("a", None, &first.document), None);
+        assert_eq!(of("b", Some("once"), 1).id, first.id);
+        assert_eq!(difference("b", None, &first.document), Some("metadata"));
+        assert_eq!(difference("a", Some(b"x"), &first.document), Some("payload"));
+        assert_eq!(difference("a", None, &json!({})), Some("template"));
         let long: Namespaced = format!("team/{}", "a".repeat(55)).parse().unwrap();
         let mut document = template(DECLARED);
         document["metadata"] = json!({});
         let made = dispatch(&[("input", "a")], None, None).job(&long, &document, 1).unwrap();
         assert_eq!(made.id.name.as_str().len() + "-t-0".len(), 63);
+    }
+
+    #[test]
+    fn edited_template_leaves_the_name_of_a_token() {
+        let long: Namespaced = format!("team/{}", "a".repeat(37)).parse().unwrap();
+        let of = |replicas: u32, task: &str| {
+            let mut document = template("{payload: optional}");
+            document["metadata"] = json!({"annotations": {PAYLOAD_ANNOTATION: "aGk="}});
+            document["spec"]["tasks"][0]["replicas"] = json!(replicas);
+            document["spec"]["tasks"][0]["name"] = json!(task);
+            let given = dispatch(&[], None, Some("once"));
+            let made = given.job(&long, &document, 1).unwrap();
+            assert_eq!(given.token_job(&long).unwrap().unwrap(), made.id);
+            let other = dispatch(&[], Some(b"hi"), Some("once"));
+            assert_eq!(other.difference(&long, &made.document), Some("payload"));
+            assert_eq!(given.difference(&long, &made.document), None);
+            made.id
+        };
+        let first = of(9, "t");
+        assert_eq!(first, of(11, "t"));
+        assert_eq!(first, of(1000, "task-of-20-characters"));
+        assert_eq!(first.name.as_str().len(), 37);
     }
 
     #[test]

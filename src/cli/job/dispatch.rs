@@ -1,8 +1,9 @@
 //! `rcfarm job dispatch`: a job of a JobTemplate, with metadata and a payload.
 //!
-//! Keys read: the template, the job. Key written: the job's record, which must not exist, in one transaction that checks
-//! the template's ModifyIndex. The job of a token has a name that is made of it, so it is made once however often the
-//! command is repeated, as long as its record is there.
+//! Keys read: the job of the token, the template. Key written: the job's record, which must not exist, in one transaction
+//! that checks the template's ModifyIndex. The job of a token has a name that is made of it, so it is made once however
+//! often the command is repeated, as long as its record is there. The template is read only if it is not: a repetition is
+//! answered also when the template was changed or deleted meanwhile.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -17,7 +18,7 @@ use crate::cli::documents::find;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::flow::kind::JOB_TEMPLATE;
 use crate::cli::wanted::WantedObject as _;
-use crate::flow::dispatch::{DispatchedJob, difference};
+use crate::flow::dispatch::DispatchedJob;
 use crate::flow::parameters::Dispatch;
 use crate::job::document::LARGEST_PAYLOAD;
 use rcfarm_api::FieldError;
@@ -73,20 +74,18 @@ async fn attempt(
     given: &Dispatch,
     unique: u64,
 ) -> anyhow::Result<Option<Dispatched>> {
-    let (entry, document) = find(context, &JOB_TEMPLATE, template).await?;
-    let made = given.job(template, &document, unique).map_err(|found| {
+    let refused = |found: Vec<FieldError>| {
         let why = format!("JobTemplate {template}: {}", FieldError::list(&found));
         failure(why, "nothing was dispatched")
-    })?;
-    let DispatchedJob { id, document } = made;
-    if let Some(stored) = context.get(&key::job(&id)).await? {
-        let stored: Value = serde_json::from_slice(&stored.value).unwrap_or_default();
-        if let Some(what) = difference(&stored, &document) {
-            let why = format!("the token has been used: job {id} is there, with another {what}");
-            return Err(failure(why, "choose another --token for another dispatch"));
+    };
+    if let Some(job) = given.token_job(template) {
+        let job = job.map_err(refused)?;
+        if is_made(context, template, given, &job).await? {
+            return Ok(Some(Dispatched { job, is_new: false }));
         }
-        return Ok(Some(Dispatched { job: id, is_new: false }));
     }
+    let (entry, document) = find(context, &JOB_TEMPLATE, template).await?;
+    let DispatchedJob { id, document } = given.job(template, &document, unique).map_err(refused)?;
     let one = check_new(context, &id, document).await?;
     let guard = Op::CheckIndex { key: key::job_template(template), index: entry.modify_index };
     let reason = format!("dispatched from JobTemplate {template}");
@@ -97,6 +96,22 @@ async fn attempt(
         context.note(warning);
     }
     Ok(Some(Dispatched { job: id, is_new: true }))
+}
+
+/// Whether the job of a token is there. It must be of the same dispatch.
+async fn is_made(
+    context: &CommandContext,
+    template: &Namespaced,
+    given: &Dispatch,
+    job: &Namespaced,
+) -> anyhow::Result<bool> {
+    let Some(stored) = context.get(&key::job(job)).await? else { return Ok(false) };
+    let stored: Value = serde_json::from_slice(&stored.value).unwrap_or_default();
+    if let Some(what) = given.difference(template, &stored) {
+        let why = format!("the token has been used: job {job} is there, with another {what}");
+        return Err(failure(why, "choose another --token for another dispatch"));
+    }
+    Ok(true)
 }
 
 fn meta(given: &[(String, String)]) -> anyhow::Result<BTreeMap<String, String>> {

@@ -69,6 +69,28 @@ async fn same_token_makes_one_job_however_often_it_is_dispatched() {
     assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
 }
 
+/// The answer to a repetition must not depend on what became of the template.
+#[tokio::test]
+async fn token_is_known_after_its_template_was_changed_or_deleted() {
+    let cluster = with_template(&TEMPLATE.replace("replicas: 1", "replicas: 9")).await;
+    let once = ["--meta", "input=a", "--token", "order-7"];
+    let first = dispatch(&cluster, &once).await.ok();
+    let job = first.strip_suffix(": created\n").unwrap_or_else(|| panic!("{first}"));
+    let changed =
+        TEMPLATE.replace("replicas: 1", "replicas: 11").replace("[input]", "[input, more]");
+    std::fs::write(cluster.dir.path().join("template.yaml"), changed).unwrap();
+    cluster.run(&["apply", "-f", "template.yaml"]).await.ok();
+    let known = format!("{job}: this dispatch has been made before\n");
+    assert_eq!(dispatch(&cluster, &once).await.ok(), known);
+    cluster.delete("rcfarm/job_templates/default/resize").await;
+    assert_eq!(dispatch(&cluster, &once).await.ok(), known);
+    let other = dispatch(&cluster, &["--meta", "input=b", "--token", "order-7"]).await.failed();
+    assert!(other.contains("is there, with another metadata"), "{other}");
+    let new = dispatch(&cluster, &["--meta", "input=a", "--token", "order-8"]).await.failed();
+    assert!(new.contains("there is no JobTemplate default/resize"), "{new}");
+    assert_eq!(cluster.json(&["job", "list"]).await.as_array().unwrap().len(), 1);
+}
+
 /// Whatever is dispatched at once with one token, one job comes of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dispatches_at_the_same_time_with_one_token_make_one_job() {
