@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::document::{API_VERSION, FlowStep, check_type};
 use super::parameters::{self, Parameters};
+use crate::job::dependencies;
 use crate::job::document::{self, FieldIssues, FieldReader, JobClass, JobQueue, Read};
 use crate::job::owner::ControllerRef;
 use rcfarm_api::flow::{KIND, TEMPLATE_KIND};
@@ -30,7 +31,7 @@ pub struct TemplateSpec {
     pub warnings: Vec<FieldError>,
 }
 
-/// Checks a template's document that is stored as `id`.
+/// Checks a template's document that is stored as `id`, with the labels and annotations that its jobs have, too.
 ///
 /// # Errors
 /// All issues, with their paths.
@@ -43,11 +44,23 @@ pub fn check(id: &Namespaced, document: &Value) -> Result<TemplateSpec, Vec<Fiel
     let mut spec = top.take("spec").cloned().unwrap_or_default();
     top.finish(&mut issues);
     let parameters = parameters::take(&mut spec, &mut issues);
-    let job = json!({"metadata": {"name": id.name, "namespace": id.namespace}, "spec": spec});
+    let mut metadata = metadata(document);
+    (metadata["name"], metadata["namespace"]) = (json!(id.name), json!(id.namespace));
+    // Its jobs have other names: one that waits for a job of the template's name does not wait for itself.
+    issues.problems.extend(dependencies::annotated(&json!({"metadata": metadata})).err());
+    if let Some(annotations) = metadata["annotations"].as_object_mut() {
+        annotations.remove(dependencies::ANNOTATION);
+    }
+    let job = json!({"metadata": metadata, "spec": spec});
     let FieldIssues { mut warnings, mut problems } = issues;
+    // What is wrong with labels and annotations is found twice.
+    let add = |all: &mut Vec<FieldError>, more: Vec<FieldError>| {
+        let new: Vec<_> = more.into_iter().filter(|issue| !all.contains(issue)).collect();
+        all.extend(new);
+    };
     match document::read(id, &job) {
         Ok(Read { spec, warnings: more, .. }) if problems.is_empty() => {
-            warnings.extend(more);
+            add(&mut warnings, more);
             let field = document::queue_field(spec.framework).to_owned();
             let queue = JobQueue { field, name: spec.queue };
             let field = document::class_field(spec.framework).to_owned();
@@ -55,7 +68,7 @@ pub fn check(id: &Namespaced, document: &Value) -> Result<TemplateSpec, Vec<Fiel
             Ok(TemplateSpec { queue, class, parameters, warnings })
         }
         read => {
-            problems.extend(read.err().unwrap_or_default());
+            add(&mut problems, read.err().unwrap_or_default());
             Err(problems)
         }
     }
@@ -264,5 +277,35 @@ spec:
         assert_eq!(paths(document), ["kind", "spec.tasks[0].replicaz"]);
         assert_eq!(paths(json!({"kind": "JobTemplate"}))[0], "spec");
         assert_eq!(paths(json!([])), [FieldError::WHOLE, "spec", "spec.tasks"]);
+    }
+    #[test]
+    fn annotations_that_its_jobs_have_are_checked() {
+        let paths = |name: &str, value: &str| -> Vec<String> {
+            let mut document = yaml(TEMPLATE);
+            document["metadata"]["annotations"][name] = json!(value);
+            let found = check(&id("default/a"), &document).err().unwrap_or_default();
+            found.into_iter().map(|error| error.path).collect()
+        };
+        for (name, fine, bad) in [
+            ("rcfarm/array", "0-9%2", "9-0"),
+            ("rcfarm/payload", "aGk=", "no!"),
+            // Its job is f-a.
+            ("rcfarm/depends-on", "afterok:a", "after:b"),
+        ] {
+            // Volcano's template has no restart policy, and tasks of an array must end.
+            let own = |paths: Vec<String>| -> Vec<String> {
+                paths.into_iter().filter(|path| path.starts_with("metadata")).collect()
+            };
+            assert_eq!(own(paths(name, fine)), [""; 0]);
+            assert_eq!(own(paths(name, bad)), [format!("metadata.annotations.{name}")]);
+        }
+        let mut twice = yaml(TEMPLATE);
+        twice["metadata"]["labels"]["team"] = json!(1);
+        twice["metadata"]["annotations"]["volcano.sh/a"] = json!("b");
+        assert_eq!(check(&id("default/a"), &twice).unwrap_err().len(), 1);
+        twice["metadata"]["labels"]["team"] = json!("x");
+        let warnings = check(&id("default/a"), &twice).unwrap().warnings;
+        let said = warnings.iter().filter(|one| one.path.ends_with("volcano.sh/a"));
+        assert_eq!(said.count(), 1, "{warnings:?}");
     }
 }

@@ -73,9 +73,24 @@ pub enum TargetState {
 /// # Errors
 /// What is wrong with the annotation.
 pub fn in_document(id: &Namespaced, document: &Value) -> Result<Vec<JobDependency>, FieldError> {
+    let all = annotated(document)?;
+    match all.iter().any(|one| one.target == id.name) {
+        true => Err(wrong(format!("the job waits for itself: {0} -> {0}", id.name))),
+        false => Ok(all),
+    }
+}
+
+fn wrong(why: String) -> FieldError {
+    FieldError::new(FIELD, why, "write it like afterok:a,b;afterany:c")
+}
+
+/// The jobs of the annotation of a document whose jobs have other names, as a template.
+///
+/// # Errors
+/// What is wrong with the annotation.
+pub fn annotated(document: &Value) -> Result<Vec<JobDependency>, FieldError> {
     let annotations = document.get("metadata").and_then(|metadata| metadata.get("annotations"));
     let Some(text) = annotations.and_then(|all| all.get(ANNOTATION)) else { return Ok(Vec::new()) };
-    let wrong = |why: String| FieldError::new(FIELD, why, "write it like afterok:a,b;afterany:c");
     let text = text.as_str().ok_or_else(|| wrong("it must be a text".to_owned()))?;
     let mut all: Vec<JobDependency> = Vec::new();
     for part in text.split(';') {
@@ -89,9 +104,6 @@ pub fn in_document(id: &Namespaced, document: &Value) -> Result<Vec<JobDependenc
         for name in names.split(',') {
             let target: ObjectName =
                 name.trim().parse().map_err(|error| wrong(format!("{name:?}: {error}")))?;
-            if target == id.name {
-                return Err(wrong(format!("the job waits for itself: {target} -> {target}")));
-            }
             if all.iter().any(|other| other.target == target) {
                 return Err(wrong(format!("{target} is there twice")));
             }
