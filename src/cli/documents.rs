@@ -32,6 +32,16 @@ pub(super) struct DocumentKind {
     pub(super) check: fn(&Namespaced, &Value) -> Checked,
     /// Other documents that it names; `None`: there are none.
     pub(super) references: Option<References>,
+    /// Which changes its farm refuses; `None`: it follows all.
+    pub(super) changes: Option<ChangeRule>,
+}
+
+/// Changes of a stored document that its owner farm refuses.
+pub(super) struct ChangeRule {
+    /// Key of the status that the farm writes.
+    pub(super) status: fn(&Namespaced) -> Key,
+    /// What is wrong with a changed document, given the CreateIndex of the stored one and its status.
+    pub(super) check: fn(&Namespaced, &Value, Index, &[u8]) -> Option<FieldError>,
 }
 
 /// Other documents that a document names.
@@ -134,6 +144,8 @@ impl WantedDocument {
             let title = all[at].title();
             problems.extend(found.problems.iter().map(|issue| format!("{title}: {issue}")));
             all[at].warnings.extend(found.warnings);
+            let refused = all[at].check_change(context).await?;
+            problems.extend(refused.map(|issue| format!("{title}: {issue}")));
         }
         Ok(all)
     }
@@ -159,6 +171,18 @@ impl WantedDocument {
             found.extend(value.map(|value| (key, value)));
         }
         Ok((references.check)(&self.id, &self.document, &found))
+    }
+
+    /// Why its farm would not follow the change. A farm that acts meanwhile refuses it in the status.
+    async fn check_change(&self, context: &CommandContext) -> anyhow::Result<Option<FieldError>> {
+        let (Some(rule), Some(stored)) = (&self.kind.changes, &self.stored) else {
+            return Ok(None);
+        };
+        if self.action() == ApplyAction::Unchanged {
+            return Ok(None);
+        }
+        let Some(status) = context.get(&(rule.status)(&self.id)).await? else { return Ok(None) };
+        Ok((rule.check)(&self.id, &self.document, stored.create_index, &status.value))
     }
 
     fn title(&self) -> String {

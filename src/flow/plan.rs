@@ -21,9 +21,10 @@ use rcfarm_api::flow::{FlowJob, FlowPhase, FlowReason, FlowStatus};
 use rcfarm_api::ids::{Namespaced, ObjectName, RecordId};
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::PodPhase;
-use rcfarm_api::{Index, Timestamp};
+use rcfarm_api::{FieldError, Index, Timestamp};
 use steps::{StepState, Steps};
 
+pub use changes::refused_change;
 pub use deletion::{deletion, next_to_delete};
 
 /// Jobs of a flow that have not ended. More steps wait: each wake-up reads the statuses of these jobs.
@@ -218,8 +219,8 @@ impl<'a> Planning<'a> {
 
     fn advance(&mut self) {
         let spec = self.seen.spec;
-        if let Some(why) = changes::refused(spec, &self.status) {
-            self.note(FlowReason::ChangeRefused, why);
+        if let Some(FieldError { path, problem, .. }) = refused_change(spec, &self.status) {
+            self.note(FlowReason::ChangeRefused, format!("{path}: {problem}"));
             return;
         }
         if self.status.completion_time.is_some() {

@@ -15,4 +15,5 @@ pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
         Ok(Accepted { warnings, queues: vec![queue], classes: class.into_iter().collect() })
     },
     references: None,
+    changes: None,
 };

@@ -2,13 +2,14 @@
 
 use serde_json::Value;
 
-use crate::cli::documents::{Accepted, DocumentKind, ReferencedDocuments, References};
+use crate::cli::documents::{Accepted, ChangeRule, DocumentKind, ReferencedDocuments, References};
 use crate::flow::document::{self, FlowSpec, FlowStep, job_name};
+use crate::flow::plan::refused_change;
 use crate::flow::template::{self, MakingFlow, TemplateSpec};
 use crate::job::document::FieldIssues;
-use rcfarm_api::flow::{KIND, TEMPLATE_KIND};
+use rcfarm_api::flow::{FlowStatus, KIND, TEMPLATE_KIND};
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::{Index, key};
+use rcfarm_api::{FieldError, Index, Stored as _, key};
 use rcfarm_store::Key;
 
 /// JobTemplates as documents.
@@ -21,6 +22,7 @@ pub(in crate::cli) const JOB_TEMPLATE: DocumentKind = DocumentKind {
         Ok(Accepted { warnings, queues: vec![queue], classes: class.into_iter().collect() })
     },
     references: None,
+    changes: None,
 };
 
 /// JobFlows as documents.
@@ -35,7 +37,21 @@ pub(in crate::cli) const JOB_FLOW: DocumentKind = DocumentKind {
         Ok(Accepted { queues: queues.collect(), classes: classes.collect(), warnings })
     },
     references: Some(References { keys: templates_of, check: check_steps }),
+    changes: Some(ChangeRule { status: key::job_flow_status, check: check_change }),
 };
+
+/// A flow that has begun follows some changes only.
+fn check_change(
+    id: &Namespaced,
+    document: &Value,
+    created: Index,
+    status: &[u8],
+) -> Option<FieldError> {
+    let status = FlowStatus::decode(status).ok().filter(|status| status.uid == created)?;
+    let spec = document::read(id, document).ok()?;
+    let fix = "undo it, or make a flow of another name";
+    refused_change(&spec, &status).map(|refused| FieldError { fix: fix.to_owned(), ..refused })
+}
 
 fn template_of(id: &Namespaced, step: &FlowStep) -> Key {
     key::job_template(&Namespaced { namespace: id.namespace.clone(), name: step.template.clone() })

@@ -109,6 +109,52 @@ async fn wrong_flows_and_templates_are_refused_by_path() {
     assert!(cluster.events().await.is_empty());
 }
 
+/// A change that the farm would refuse, and the flow with it, is refused when it is applied.
+#[tokio::test]
+async fn change_of_a_running_flow_is_refused_by_field() {
+    let cluster = HttpCluster::new().await;
+    write(&cluster, "flow.yaml", &format!("{FLOW}---\n{TEMPLATE}"));
+    cluster.run(&["apply", "-f", "flow.yaml"]).await.ok();
+    let farm = cluster.start("f1");
+    until("its first job is made", async || {
+        cluster.get("rcfarm/jobs/default/test-a").await.is_some()
+    })
+    .await;
+    let stored = cluster.get("rcfarm/job_flows/default/test").await;
+    for (changed, why) in [
+        (
+            FLOW.replace("- name: a\n", "- name: a\n      patch: {jobSpec: {minAvailable: 1}}\n"),
+            "field spec.flows[0]: template, dependsOn or patch of step a was changed after its job test-a was made",
+        ),
+        (
+            FLOW.replace("- name: a\n", "- name: d\n")
+                .replace("[a]", "[d]")
+                .replace("[a, b]", "[b]"),
+            "field spec.flows: step a was removed after its job test-a was made",
+        ),
+    ] {
+        write(&cluster, "changed.yaml", &changed);
+        for verb in ["plan", "apply"] {
+            let ran = cluster.run(&[verb, "-f", "changed.yaml"]).await;
+            assert_ne!(ran.code, 0, "{ran:?}");
+            assert!(ran.stderr.contains(why) && ran.stderr.contains("undo it"), "{verb}: {ran:?}");
+        }
+    }
+    assert_eq!(cluster.get("rcfarm/job_flows/default/test").await, stored);
+    // What the farm follows is accepted.
+    write(&cluster, "changed.yaml", &FLOW.replace("replicas: 2", "replicas: 3"));
+    let said = cluster.run(&["apply", "-f", "changed.yaml"]).await.ok();
+    assert!(said.contains("JobFlow default/test: changed"), "{said}");
+    farm.stop().await;
+    // The status of a flow that is gone says nothing about a new one of its name.
+    cluster.delete("rcfarm/job_flows/default/test").await;
+    write(&cluster, "changed.yaml", FLOW);
+    cluster.run(&["apply", "-f", "changed.yaml"]).await.ok();
+    let patch = "- name: a\n      patch: {jobSpec: {minAvailable: 1}}\n";
+    write(&cluster, "changed.yaml", &FLOW.replace("- name: a\n", patch));
+    cluster.run(&["apply", "-f", "changed.yaml"]).await.ok();
+}
+
 #[tokio::test]
 async fn missing_queue_of_a_template_or_a_patch_is_refused() {
     let cluster = HttpCluster::new().await;
