@@ -45,6 +45,7 @@ struct Parts {
     scheduler_caches: Arc<SchedulerCaches>,
     job_caches: Arc<JobCaches>,
     job_ttl: Option<Duration>,
+    finds_leftovers: bool,
 }
 
 impl Parts {
@@ -63,6 +64,7 @@ impl Parts {
             scheduler_caches: SchedulerCaches::new(store.clone(), view.clone(), commands.clone()),
             job_caches: JobCaches::new(store.clone(), view.clone(), commands),
             job_ttl: settings.job_ttl,
+            finds_leftovers: settings.finds_leftovers,
             view,
         }
     }
@@ -80,8 +82,8 @@ const KINDS: [KindEntry; 5] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
     KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone())) },
     KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl)) },
-    KindEntry { spec: cron::kind::spec, build: |ctx, _| Arc::new(cron::kind::CronKind::new(ctx)) },
-    KindEntry { spec: flow::kind::spec, build: |ctx, _| Arc::new(flow::kind::FlowKind::new(ctx)) },
+    KindEntry { spec: cron::kind::spec, build: |ctx, p| Arc::new(cron::kind::CronKind::new(ctx, p.finds_leftovers)) },
+    KindEntry { spec: flow::kind::spec, build: |ctx, p| Arc::new(flow::kind::FlowKind::new(ctx, p.finds_leftovers)) },
 ];
 
 /// The data of all kinds, without a farm.

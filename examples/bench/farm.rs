@@ -41,6 +41,7 @@ pub async fn serve(store: Arc<Consul>, session: Arc<Consul>, name: &str) -> anyh
         limits: TxnLimits::default(),
         node_grace: rcfarm::farm::NODE_GRACE,
         job_ttl: None,
+        finds_leftovers: true,
     };
     let ids = Arc::new(IdSource::from_entropy());
     // The session's requests have a client and a thread of their own, as in `rcfarm farm run`.

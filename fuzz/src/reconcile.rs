@@ -83,6 +83,7 @@ pub async fn run(input: &[u8]) {
         limits: TxnLimits::default(),
         node_grace: NODE_GRACE,
         job_ttl: None,
+        finds_leftovers: true,
     };
     let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);
     let farm = Farm::of_all_kinds(settings, env, by_labels(), Arc::new(NoDiscovery));

@@ -163,6 +163,7 @@ fn settings(job_ttl: Duration) -> FarmSettings {
         limits: TxnLimits::default(),
         node_grace: crate::farm::NODE_GRACE,
         job_ttl: Some(job_ttl),
+        finds_leftovers: true,
     }
 }
 

@@ -159,6 +159,7 @@ impl FarmRunArgs {
             limits: TxnLimits { ops: usize::from(self.max_txn_ops), ..TxnLimits::default() },
             node_grace: self.node_grace,
             job_ttl: None,
+            finds_leftovers: true,
         })
     }
 

@@ -11,6 +11,7 @@ use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
 use crate::farm::records::Records;
+use crate::farm::subscriptions::Subscriber;
 use crate::job::document::labels_in;
 use crate::job::owner;
 use crate::job::owner_caches::OwnerCaches;
@@ -58,19 +59,32 @@ fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 pub struct CronKind {
     ctx: ControllerContext,
     caches: Arc<OwnerCaches<CronStatus>>,
+    finds_leftovers: bool,
 }
 
 impl CronKind {
-    /// Creates the kind with its caches; nothing is read.
+    /// Creates the kind with its caches; nothing is read. `finds_leftovers`: as in `FarmSettings`.
     #[must_use]
-    pub fn new(ctx: ControllerContext) -> CronKind {
-        let caches = Arc::new(OwnerCaches::new(ctx.reader.clone(), key::cron_job_statuses()));
-        CronKind { ctx, caches }
+    pub fn new(ctx: ControllerContext, finds_leftovers: bool) -> CronKind {
+        let caches = Arc::new(OwnerCaches::new(
+            ctx.reader.clone(),
+            key::cron_jobs(),
+            key::cron_job_statuses(),
+        ));
+        CronKind { ctx, caches, finds_leftovers }
     }
 }
 
 #[async_trait]
 impl Kind for CronKind {
+    fn subscribe(&self, subscriber: &mut Subscriber<'_>) {
+        if !self.finds_leftovers {
+            return;
+        }
+        let caches = self.caches.clone();
+        subscriber.run(|wake, ids| async move { caches.watch_leftovers(&wake, &ids).await });
+    }
+
     fn rung(&self, id: &RecordId) {
         self.caches.ring(id);
     }

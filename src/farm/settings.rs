@@ -21,6 +21,10 @@ pub struct FarmSettings {
     pub node_grace: Duration,
     /// Jobs whose document says nothing of `ttlSecondsAfterFinished` are deleted this long after their end; `None`: never.
     pub job_ttl: Option<Duration>,
+    /// Whether it lists the statuses of CronJobs and flows at its start and every five minutes, and collects those whose
+    /// record was deleted while no farm ran. Worlds of the simulator do not: the requests would change what their seeds
+    /// draw.
+    pub finds_leftovers: bool,
 }
 
 /// [`FarmSettings::node_grace`], unless set otherwise.

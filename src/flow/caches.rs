@@ -26,7 +26,7 @@ pub struct FlowCaches {
 impl FlowCaches {
     pub(super) fn new(reader: &Arc<dyn Reader>) -> FlowCaches {
         FlowCaches {
-            owner: OwnerCaches::new(reader.clone(), key::job_flow_statuses()),
+            owner: OwnerCaches::new(reader.clone(), key::job_flows(), key::job_flow_statuses()),
             templates: Cache::new(reader.clone(), key::job_templates(), PollPolicy::PROMPT),
             probe_slots: ProbeSlots::default(),
             waiting: Mutex::default(),

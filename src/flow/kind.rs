@@ -72,14 +72,15 @@ fn check_template(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 pub struct FlowKind {
     ctx: ControllerContext,
     caches: Arc<FlowCaches>,
+    finds_leftovers: bool,
 }
 
 impl FlowKind {
-    /// The kind in a farm.
+    /// The kind in a farm. `finds_leftovers`: as in `FarmSettings`.
     #[must_use]
-    pub fn new(ctx: ControllerContext) -> FlowKind {
+    pub fn new(ctx: ControllerContext, finds_leftovers: bool) -> FlowKind {
         let caches = Arc::new(FlowCaches::new(&ctx.reader));
-        FlowKind { ctx, caches }
+        FlowKind { ctx, caches, finds_leftovers }
     }
 }
 
@@ -92,6 +93,11 @@ impl Kind for FlowKind {
             flows.iter().for_each(|flow| caches.owner.ring(flow));
             wake.records(flows);
         });
+        if !self.finds_leftovers {
+            return;
+        }
+        let caches = self.caches.clone();
+        subscriber.run(|wake, ids| async move { caches.owner.watch_leftovers(&wake, &ids).await });
     }
 
     fn rung(&self, id: &RecordId) {

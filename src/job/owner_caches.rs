@@ -3,17 +3,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tracing::debug;
 
 use crate::farm::claim_read::ClaimRead;
 use crate::farm::records::Records;
+use crate::farm::subscriptions::Waker;
 use rcfarm_api::ids::{Namespaced, RecordId};
 use rcfarm_api::{Stored, key};
-use rcfarm_store::{Index, Prefix, Reader, StoreError, list_surely};
+use rcfarm_store::time::IdSource;
+use rcfarm_store::{Index, Prefix, Query, Reader, StoreError, list_surely};
+
+/// Mean interval between lists of the keys of records and statuses. One that is deleted while a farm runs is seen at
+/// once.
+const LEFTOVERS_EVERY: Duration = Duration::from_secs(300);
 
 type Statuses<S> = BTreeMap<Namespaced, (Index, Option<S>)>;
 
 /// Shared state of the records of one kind in a farm. It watches nothing.
 pub struct OwnerCaches<S> {
+    /// Prefix of the records.
+    records: Prefix,
     /// Prefix of the statuses.
     statuses: Prefix,
     reader: Arc<dyn Reader>,
@@ -27,8 +38,9 @@ pub struct OwnerCaches<S> {
 impl<S: Stored + Default + Send> OwnerCaches<S> {
     /// Creates the caches without reading.
     #[must_use]
-    pub fn new(reader: Arc<dyn Reader>, statuses: Prefix) -> OwnerCaches<S> {
+    pub fn new(reader: Arc<dyn Reader>, records: Prefix, statuses: Prefix) -> OwnerCaches<S> {
         OwnerCaches {
+            records,
             statuses,
             reader,
             at_claim: ClaimRead::default(),
@@ -54,6 +66,40 @@ impl<S: Stored + Default + Send> OwnerCaches<S> {
             Ok((listed.index, statuses))
         };
         self.at_claim.refresh(oldest, read).await
+    }
+
+    /// Looks for statuses without a record at the start, and every five minutes: those of records that were deleted while
+    /// no farm ran. It does not end.
+    pub async fn watch_leftovers(&self, wake: &Waker, ids: &IdSource) {
+        loop {
+            match self.look_for_leftovers().await {
+                Ok(true) => wake.plan_claims(),
+                Ok(false) => {}
+                Err(error) => {
+                    debug!(%error, prefix = self.statuses.as_str(), "leftovers cannot be listed")
+                }
+            }
+            tokio::time::sleep(ids.jitter(LEFTOVERS_EVERY, 0.5)).await;
+        }
+    }
+
+    /// Notes records that are gone and have a status; forgets those that another farm has cleaned up. Returns whether
+    /// there is one.
+    async fn look_for_leftovers(&self) -> Result<bool, StoreError> {
+        let before = lock(&self.known).clone();
+        let names = async |prefix: Prefix| {
+            let keys = self.reader.keys(&prefix, None, Query::PLAIN).await?.value;
+            let ids = keys.iter().filter_map(|key| key::namespaced(&prefix, key));
+            Ok::<BTreeSet<RecordId>, StoreError>(ids.map(|id| record_id(&id)).collect())
+        };
+        // In this order: a record that is made between the lists has no status in the first one.
+        let statuses = names(self.statuses.clone()).await?;
+        let records = names(self.records.clone()).await?;
+        let mut known = lock(&self.known);
+        known.retain(|id| !before.contains(id) || statuses.contains(id) || records.contains(id));
+        let count = known.len();
+        known.extend(statuses.difference(&records).cloned());
+        Ok(known.len() > count)
     }
 
     /// The status of a claimed record as [`OwnerCaches::prepare`] read it, once. `None`: the caller reads it.

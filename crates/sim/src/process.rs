@@ -103,6 +103,7 @@ impl RunningFarm {
             limits: design.limits,
             node_grace: NODE_GRACE,
             job_ttl: None,
+            finds_leftovers: false,
         };
         let clock: Arc<dyn Clock> = env.clock.clone();
         let ids = Arc::new(IdSource::from_seed(rng.seed()));

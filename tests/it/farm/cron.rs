@@ -232,6 +232,25 @@ async fn deletion_takes_the_jobs_and_deletion_by_hand_leaves_them() {
     }
 }
 
+/// No record of the kind is claimed any more, so nothing but the look for leftovers finds it.
+#[tokio::test(start_paused = true)]
+async fn status_of_a_cron_job_deleted_without_a_farm_is_collected() {
+    let cluster = Cluster::new(0).await;
+    let farm = cluster.start("a");
+    submit(&cluster, json!({})).await;
+    let is_there = async || cluster.entry(key::cron_job_status(&id())).await.is_some();
+    within(60 * SECOND, "its status", || async { is_there().await }).await;
+    farm.stop().await;
+    let status = cluster.entry(key::cron_job_status(&id())).await.unwrap();
+    cluster.delete(key::cron_job(&id())).await;
+    let farm = cluster.start("b");
+    within(60 * SECOND, "collected at the start", || async { !is_there().await }).await;
+    // As from a backup that has the status alone.
+    cluster.put(key::cron_job_status(&id()), status.value).await;
+    within(600 * SECOND, "collected by the periodic look", || async { !is_there().await }).await;
+    farm.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn another_jobs_name_and_a_bad_record_make_no_job() {
     let cluster = Cluster::new(0).await;

@@ -11,9 +11,10 @@ use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::{Stored as _, key};
 use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use rcfarm_testing::fake_nodes::{FakeNodes, FakePod};
-use rcfarm_testing::wait::within;
+use rcfarm_testing::wait::{until, within};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::harness::{Cluster, RunningFarm, SECOND, node};
 
@@ -191,6 +192,58 @@ async fn stopping_flow_terminates_siblings() {
     farm.stop().await;
 }
 
+/// Answers each connection with 200, as a member that is ready.
+async fn answer_ok(listener: TcpListener) {
+    while let Ok((mut connection, _)) = listener.accept().await {
+        let mut request = [0; 1024];
+        // A probe of TCP sends nothing.
+        if connection.read(&mut request).await.is_ok_and(|count| count > 0) {
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            _ = connection.write_all(answer).await;
+        }
+    }
+}
+
+/// In real time: the farm connects to a port of this machine, which opens late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn step_waits_until_its_network_probes_pass() {
+    let cluster = Cluster::new(1).await;
+    let address = json!({"address": "127.0.0.1"});
+    cluster.put(key::node(&node(0)), address.to_string()).await;
+    let store = Arc::new(cluster.store.clone());
+    // The first step's pod runs until the end of the test.
+    let ends = |pod: &FakePod<'_>| (!pod.is_new && pod.name.starts_with("f-b")).then_some(0);
+    let _nodes = FakeNodes::start(store, cluster.clock.clone(), Box::new(ends));
+    templates(&cluster).await;
+    let farm = cluster.start("a");
+    // A port that nobody listens on as long as it is not listened on.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let mut waiting = step("b", &["a"]);
+    waiting["dependsOn"]["probe"] = json!({
+        "httpGetList": [{"taskName": "t", "path": "/ready", "port": port}],
+        "tcpSocketList": [{"taskName": "t", "port": port}],
+    });
+    submit(&cluster, json!({"flows": [step("a", &[]), waiting]})).await;
+    let refused = format!("127.0.0.1:{port}");
+    until("it waits for its probes, and says which", async || {
+        let status = status(&cluster).await;
+        status.reason == FlowReason::ProbeWaiting && status.message.contains(&refused)
+    })
+    .await;
+    assert_eq!(jobs(&cluster).await, ["f-a"]);
+    let server = tokio::spawn(answer_ok(socket.listen(16).unwrap()));
+    until("its job is made and ends", async || {
+        let status = status(&cluster).await;
+        status.completed_jobs.iter().any(|job| job.as_str() == "f-b")
+    })
+    .await;
+    assert_eq!(status(&cluster).await.running_jobs.len(), 1, "its target runs on");
+    server.abort();
+    farm.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn template_that_comes_later_wakes_the_flow() {
     let cluster = Cluster::new(2).await;
@@ -321,6 +374,25 @@ async fn deletion_by_hand_leaves_the_jobs_and_a_new_flow_has_nothing_of_the_old_
         cluster.entry(key::job_flow(&id())).await.is_none() && jobs(&cluster).await.is_empty()
     })
     .await;
+    farm.stop().await;
+}
+
+/// No record of the kind is claimed any more, so nothing but the look for leftovers finds it.
+#[tokio::test(start_paused = true)]
+async fn status_of_a_flow_deleted_without_a_farm_is_collected() {
+    let cluster = Cluster::new(0).await;
+    templates(&cluster).await;
+    let farm = cluster.start("a");
+    submit(&cluster, json!({"flows": [step("a", &[])]})).await;
+    within(60 * SECOND, "its job is made", || async { jobs(&cluster).await == ["f-a"] }).await;
+    farm.stop().await;
+    cluster.delete(key::job_flow(&id())).await;
+    let farm = cluster.start("b");
+    within(60 * SECOND, "its status is gone", || async {
+        cluster.entry(key::job_flow_status(&id())).await.is_none()
+    })
+    .await;
+    assert_eq!(jobs(&cluster).await, ["f-a"], "its jobs stay, as where a farm runs");
     farm.stop().await;
 }
 

@@ -149,6 +149,7 @@ impl<S: Store> Cluster<S> {
             limits: self.limits,
             node_grace: rcfarm::farm::NODE_GRACE,
             job_ttl: None,
+            finds_leftovers: true,
         };
         (settings, self.env(store))
     }
