@@ -304,6 +304,20 @@ mod tests {
 
     /// A new manifest is refused for what an agent would report only later.
     #[test]
+    fn payload_is_base64_or_refused_by_field() {
+        let of = |payload: &str| format!("id: web\nlaunchables: {{}}\npayload: {payload}\n");
+        assert_eq!(read(&of("aGVsbG8=")).unwrap().payload.as_deref(), Some(&b"hello"[..]));
+        assert_eq!(read(&of("''")).unwrap().payload.as_deref(), Some(&b""[..]));
+        assert_eq!(read("id: web\n").unwrap().payload, None);
+        for bad in ["'no!'", "aGVsbG8", "'aGVs bG8='", "'#'"] {
+            let error = read(&of(bad)).unwrap_err();
+            assert_eq!((&*error.path, &*error.fix), ("payload", "write it in base64"), "{bad}");
+            let manifest = Manifest::parse(of(bad)).unwrap();
+            assert_eq!(check_new(&manifest).unwrap_err().path, "payload", "{bad}");
+        }
+    }
+
+    #[test]
     fn new_manifests_are_checked_as_the_agent_does() {
         let check = |text: &str| check_new(&Manifest::parse(text).unwrap());
         for (fields, path, words) in [

@@ -209,3 +209,26 @@ async fn conflicting_pod_blocks_its_own_member_or_the_whole_gang() {
         farm.stop().await;
     }
 }
+
+/// The payload stands in each manifest, so a transaction has few of them.
+#[tokio::test(start_paused = true)]
+async fn members_with_the_largest_payload_start_in_several_transactions() {
+    let cluster = Cluster::new(4).await;
+    let (farm, count) = farm(&cluster, usize::MAX, FaultOutcome::Deliver, false);
+    // 16 KiB in base64.
+    let payload = format!("{}AA==", "A".repeat(21_844));
+    let task = json!({"name": "w", "replicas": MEMBERS, "template": {"spec": {
+        "restartPolicy": "Never", "containers": [{"name": "c", "command": ["true"]}]}}});
+    let document = json!({"metadata": {"annotations": {"rcfarm/payload": payload}},
+        "spec": {"tasks": [task]}});
+    cluster.put(key::job(&job()), document.to_string()).await;
+    all_once(&cluster, "the largest payload").await;
+    let manifests = cluster.list(&key::intents()).await;
+    let has_payload =
+        |value: &[u8]| value.windows(21_844).any(|part| part.iter().all(|b| *b == b'A'));
+    assert!(manifests.iter().all(|entry| has_payload(&entry.value)));
+    // About 15 pods each: Consul takes 512 KiB, a third more in base64.
+    let made = count.load(Ordering::SeqCst);
+    assert!((MEMBERS / 17..MEMBERS / 8).contains(&made), "{made} transactions");
+    farm.stop().await;
+}

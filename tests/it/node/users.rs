@@ -56,6 +56,30 @@ async fn inv34_a_pod_of_another_user_has_a_home_and_its_config() {
     host.end().await;
 }
 
+/// The file is the user's to read, and not to change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inv34_a_pod_of_another_user_reads_its_payload() {
+    let Some(mut host) = host_of_root() else { return };
+    host.start();
+    let data = host.settings.data_dir.display().to_string();
+    let script = format!(
+        "id -u; cat $RCFARM_PAYLOAD; echo $RCFARM_PAYLOAD | grep -c '/work/web/payload.data$'; \
+         ls {data}/pods/web >/dev/null 2>&1 && echo listed; \
+         echo x > $RCFARM_PAYLOAD || echo kept; exec sleep 600"
+    );
+    // `first` and `second` with a line feed each.
+    host.intend("web", &of_user("web", &script, "payload: Zmlyc3QK\n", "nobody")).await;
+    eventually("its output", || host.log("web").ends_with("kept\n")).await;
+    let log = host.log("web");
+    assert!(log.starts_with("65534\nfirst\n1\n") && !log.contains("listed"), "{log}");
+    host.intend("web", &of_user("web", &script, "payload: c2Vjb25kCg==\n", "nobody")).await;
+    eventually("the changed payload", || host.log("web").contains("65534\nsecond\n1\n")).await;
+    host.unintend("web").await;
+    host.until_gone("web").await;
+    eventually("its end", || !host.settings.data_dir.join("work/web").exists()).await;
+    host.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inv34_a_job_runs_as_its_user() {
     let Some(mut host) = host_of_root() else { return };
