@@ -337,6 +337,10 @@ mod tests {
         );
         assert_eq!(with("  schedule: '@daily'\n  timezone: UTC\n"), ["spec.timezone"]);
         assert_eq!(paths("  schedule: '@daily'\n"), ["spec.jobTemplate"]);
+        // As in Volcano's older example.
+        let mut older = paths("  schedule: '@daily'\n  template: {minAvailable: 2}\n");
+        older.sort();
+        assert_eq!(older, ["spec.jobTemplate", "spec.template"]);
         assert_eq!(
             paths("  schedule: '@daily'\n  jobTemplate: {spec: {tasks: []}}\n"),
             ["spec.jobTemplate.spec.tasks"]
