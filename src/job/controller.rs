@@ -499,13 +499,13 @@ impl Controller for JobController {
         if self.waits_for_others(&input).await? {
             return Ok(Action::AwaitChange);
         }
-        let mut step = offload(input.record.members(), || self.plan_step(&input)).await?;
+        let mut step = offload(input.record.size(), || self.plan_step(&input)).await?;
         if self.read_stopped(&step).await? {
             let Some(again) = self.read_input(record).await? else {
                 return Ok(Action::AwaitChange);
             };
             input = again;
-            step = offload(input.record.members(), || self.plan_step(&input)).await?;
+            step = offload(input.record.size(), || self.plan_step(&input)).await?;
         }
         self.commit_step(input, step).await
     }

@@ -66,6 +66,7 @@ impl MemberPod {
             node: self.place.node.clone(),
             version: self.version,
             attempt: self.attempt,
+            array_index: None,
             time,
             exit_code: self.exit_code.or(exit_code),
             reason,
@@ -185,8 +186,7 @@ pub fn remember(status: &mut JobStatus, pods: &[MemberPod]) {
 /// Present attempt of a member.
 #[must_use]
 pub fn attempt_of(status: &JobStatus, slot: &Slot) -> u32 {
-    let memory = status.tasks.get(&slot.task);
-    memory.and_then(|memory| memory.attempts.get(&slot.index)).copied().unwrap_or(0)
+    status.attempt_of(slot)
 }
 
 /// Counts members by phase. A failed member that will be restarted counts as pending, unless the job is stopped or has

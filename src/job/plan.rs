@@ -32,7 +32,7 @@ use super::frameworks::{self, FrameworkOutcome, TaskCounts};
 use super::machine::{JobRequest, PhaseDecision};
 use super::members::{
     FreePod, MemberPod, MemberRemoveReason, Sorted, attempt_of, counts, dependencies_ready, ended,
-    failures, publish, remember, sort,
+    publish, remember, sort,
 };
 use crate::cluster::commands::Pending;
 use rcfarm_api::Timestamp;
@@ -223,6 +223,7 @@ pub fn plan(seen: &JobObserved<'_>) -> JobPlan {
     {
         return freeze(plan);
     }
+    array::note_failures(seen, &mut plan.status);
     array::note_ends(seen, &mut plan, &mut sorted.members);
     let (members, outcome) = take_step(seen, &mut plan, sorted);
     adopt(seen, &mut plan);
@@ -250,7 +251,6 @@ fn take_step<'p>(
     plan: &mut JobPlan,
     sorted: Sorted<'p>,
 ) -> (BTreeMap<Slot, &'p MemberPod>, FrameworkOutcome) {
-    plan.status.note_failures(failures(seen.pods, plan.status.version));
     let lost = note_lost(&mut plan.status, seen, &sorted.surplus, &sorted.members);
     let phase = plan.status.state.phase;
     let before = counts(seen.job, phase, &sorted.members, seen.leaving);

@@ -8,7 +8,7 @@ use rcfarm_api::ids::{Namespaced, PodRef};
 use rcfarm_api::job::spec::{JobTask, Slot};
 use rcfarm_api::node::status::NodePodPhase;
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct JobLogsArgs {
     /// The job: its name, or <namespace>/<name>
     #[arg(value_name = "JOB")]
@@ -28,6 +28,9 @@ pub struct JobLogsArgs {
     /// Print the logs of this attempt of the members, from 1 as in job tree; nodes keep them for a while
     #[arg(long, value_name = "N", conflicts_with_all = ["follow", "previous"], value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) attempt: Option<u32>,
+    /// Print the log of the task of this index of an array: as long as its member has no other one, or after a failure
+    #[arg(long, value_name = "N", conflicts_with_all = ["follow", "index", "attempt"])]
+    pub(super) array_index: Option<u32>,
     #[command(flatten)]
     pub(super) read: LogReadArgs,
 }

@@ -11,7 +11,6 @@ use crate::cluster::snapshot::ClusterSnapshot;
 use crate::job::pod_status::{PodState, stands};
 use crate::placement::capacity::{Decision, Gang, place};
 use rcfarm_api::ids::NodeName;
-use rcfarm_api::job::array::ArrayProgress;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::{JobReason, JobStatus, PodPhase};
@@ -28,6 +27,9 @@ pub(super) const MOST_NAMED: usize = 20;
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct MissingMember {
     pub(super) member: Slot,
+    /// Of an array: the index of its task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) array_index: Option<u32>,
     pub(super) node: Option<NodeName>,
     /// Fixed token: a reason of jobs or of PodGroups, `NodeDown`, `Failed`, or `Starting`.
     pub(super) reason: String,
@@ -42,7 +44,8 @@ impl MissingMember {
             true => String::new(),
             false => format!(": {}", self.message),
         };
-        format!("{}{node}: {}{message}", self.member, self.reason)
+        let index = self.array_index.map(|n| format!(" (index {n})")).unwrap_or_default();
+        format!("{}{index}{node}: {}{message}", self.member, self.reason)
     }
 }
 
@@ -88,22 +91,32 @@ impl JobReading<'_> {
         let mut missing = Vec::new();
         for task in &self.job.tasks {
             let mut without_node = None;
-            // Members of an array for which no task is left are not missed.
-            let left = self.job.array.as_ref().map(|array| {
-                let ended = self.status.array.as_ref().map_or(0, ArrayProgress::ended);
-                array.len().saturating_sub(ended)
-            });
-            for index in 0..task.replicas.min(left.unwrap_or(u32::MAX)) {
+            for index in self.expected(task) {
                 let slot = Slot::new(&task.name, index);
                 let why = match self.pods.get(&slot) {
                     Some(pod) => self.why_not_running(pod),
                     None => self.why_no_pod(task, &slot, &mut without_node),
                 };
                 let Some((node, reason, message)) = why else { continue };
-                missing.push(MissingMember { member: slot, node, reason, message });
+                let array_index = self.array_index(index);
+                missing.push(MissingMember { member: slot, array_index, node, reason, message });
             }
         }
         missing
+    }
+
+    /// Members that should run. Those of an array for which no task is left are not missed.
+    fn expected(&self, task: &JobTask) -> Vec<u32> {
+        match (&self.job.array, &self.status.array) {
+            (Some(array), Some(progress)) => progress.busy(array, task.replicas),
+            _ => (0..task.replicas).collect(),
+        }
+    }
+
+    /// The task that a member of an array runs, or will start.
+    fn array_index(&self, member: u32) -> Option<u32> {
+        let progress = self.status.array.as_ref()?;
+        progress.members.get(&member).copied().filter(|index| !progress.has_ended(*index))
     }
 
     /// `None`: it runs, or has succeeded.

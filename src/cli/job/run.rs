@@ -10,7 +10,10 @@ use super::member_log::JobLogsArgs;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::pod::LogReadArgs;
+use crate::job::dependencies::{self, DependencyType};
+use crate::job::document::ARRAY_ANNOTATION;
 use rcfarm_api::ids::{Namespace, Namespaced, ObjectName};
+use rcfarm_api::job::array::ArraySpec;
 use rcfarm_api::job::phase::JobPhase;
 
 /// Name of the only task.
@@ -29,6 +32,12 @@ pub struct JobRunArgs {
     /// Number of pods, which start together
     #[arg(short = 'n', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     replicas: u32,
+    /// Make an array: a task for each index, as in 0-999%50 (50 at a time), each with its RCFARM_ARRAY_INDEX
+    #[arg(long, value_name = "SPEC", conflicts_with = "replicas")]
+    array: Option<ArraySpec>,
+    /// Start it after another job of its namespace has completed: its name, or a text like afterany:JOB; may be repeated
+    #[arg(long = "depends-on", value_name = "JOB")]
+    depends_on: Vec<String>,
     /// CPUs of each pod, as in 2 or 500m
     #[arg(long)]
     cpu: Option<String>,
@@ -84,6 +93,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobRunArgs) -> anyhow::
     let logs = JobLogsArgs {
         attempt: None,
         previous: false,
+        array_index: None,
         job: id,
         task: None,
         index: None,
@@ -139,13 +149,28 @@ fn document(id: &Namespaced, args: &JobRunArgs) -> Value {
     let template = json!({"spec": {
         "restartPolicy": args.restart, "nodeSelector": selector, "containers": [container],
     }});
+    let mut annotations = Map::new();
+    let mut plugins = json!({"env": [], "svc": []});
+    if let Some(array) = &args.array {
+        annotations.insert(ARRAY_ANNOTATION.to_owned(), json!(array.to_string()));
+        // Its tasks do not meet.
+        plugins = json!({"env": []});
+    }
+    if !args.depends_on.is_empty() {
+        let all = args.depends_on.iter().map(|job| match job.contains(':') {
+            true => job.clone(),
+            false => format!("{}:{job}", DependencyType::AfterOk),
+        });
+        let all: Vec<String> = all.collect();
+        annotations.insert(dependencies::ANNOTATION.to_owned(), json!(all.join(";")));
+    }
     json!({
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
-        "metadata": {"name": id.name, "namespace": id.namespace},
+        "metadata": {"name": id.name, "namespace": id.namespace, "annotations": annotations},
         "spec": {
             "queue": args.queue,
-            "plugins": {"env": [], "svc": []},
+            "plugins": plugins,
             "tasks": [{"name": TASK, "replicas": args.replicas, "template": template}],
         },
     })

@@ -115,6 +115,9 @@ struct Leaf {
     node: String,
     version: u64,
     attempt: u32,
+    /// Of an array: the index of its task, as far as it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    array_index: Option<u32>,
     phase: String,
     exit_code: Option<i32>,
     restarts: u32,
@@ -126,11 +129,16 @@ fn leaf(found: &FoundJob, pod: &FoundPod) -> Leaf {
     let task = spec.and_then(|spec| Some((spec, spec.task(&pod.identity.slot.task)?)));
     let container = task.and_then(|(spec, task)| counting_container(spec, task));
     let pod_state = pod.status.as_ref().map(stands);
+    let status = found.status.as_ref().filter(|_| pod.identity.uid.0 == found.uid());
+    let identity = &pod.identity;
+    let array_index =
+        status.and_then(|status| status.array_index_of(&identity.slot, identity.attempt));
     Leaf {
         pod: pod.place.pod.to_string(),
         node: pod.place.node.to_string(),
         version: pod.identity.version,
         attempt: pod.identity.attempt,
+        array_index,
         phase: pod_state.as_ref().map_or("Pending".to_owned(), |s| format!("{:?}", s.phase)),
         exit_code: pod_state.as_ref().and_then(|pod_state| pod_state.exit_code(container)),
         restarts: pod_state.as_ref().map_or(0, |pod_state| pod_state.restarts),
@@ -182,11 +190,13 @@ pub(super) async fn tree(context: &CommandContext, id: &Namespaced) -> anyhow::R
                 let Leaf { pod: name, node, phase, attempt, message, .. } = pod;
                 let tries =
                     if *attempt > 0 { format!(", try {}", attempt + 1) } else { String::new() };
+                let index =
+                    pod.array_index.map(|index| format!(", index {index}")).unwrap_or_default();
                 let code =
                     pod.exit_code.map(|code| format!(", exit code {code}")).unwrap_or_default();
                 let why = if message.is_empty() { String::new() } else { format!(": {message}") };
                 text.push_str(&format!(
-                    "{bar} {twig} {name}  {phase} on {node}{tries}{code}{why}\n"
+                    "{bar} {twig} {name}  {phase} on {node}{tries}{index}{code}{why}\n"
                 ));
             }
         }
@@ -232,6 +242,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
             "passed": group.passed, "chains": group.chain_reasons,
         })),
         "missing": missing,
+        "array": found.status.as_ref().and_then(|status| status.array.as_ref()),
         "failures": found.status.as_ref().map(|status| &status.failures),
         "delayed": found.status.as_ref().map(|status| &status.delayed),
         "not_before": found.status.as_ref().and_then(|status| status.not_before),
@@ -261,6 +272,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         }
         if let Some(status) = &found.status {
             rows.push(("members", members(status)));
+            rows.extend(array_rows(status));
             rows.push(("missing", missing_lines(&missing)));
             let delayed = status.delayed.iter().map(|delayed| {
                 let of =

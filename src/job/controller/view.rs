@@ -20,7 +20,7 @@ use crate::job::plan::ObservedGroup;
 use crate::job::plan::waiting::why_waits;
 use crate::job::{document, writes};
 use rcfarm_api::ids::{NodeName, PodRef};
-use rcfarm_api::job::spec::{JobUid, Slot};
+use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase};
 use rcfarm_api::{FieldError, key};
@@ -40,9 +40,11 @@ pub(super) struct DecodedJob {
 }
 
 impl DecodedJob {
-    /// Number of members of all tasks.
-    pub(super) fn members(&self) -> usize {
-        self.read.spec.tasks.iter().map(|task| task.replicas as usize).sum()
+    /// Size of a plan: members of all tasks, and tasks of the array.
+    pub(super) fn size(&self) -> usize {
+        let JobSpec { tasks, array, .. } = &self.read.spec;
+        let members: usize = tasks.iter().map(|task| task.replicas as usize).sum();
+        members + array.as_ref().map_or(0, |array| array.len() as usize)
     }
 }
 
@@ -129,7 +131,7 @@ impl JobController {
         let group = self.observed_group(&decoded.read, uid)?;
         let spec = &decoded.read.spec;
         let read = || self.caches.pods_of(&self.id, uid, &self.known, Some(spec));
-        let mut pods = offload(decoded.members(), read).await;
+        let mut pods = offload(decoded.size(), read).await;
         pods.mismatched.retain(|place, _| writes::is_member(spec, &self.id, &place.pod));
         let unowned = pods.unowned.iter().map(|(place, (unowned, intent))| FreePod {
             slot: unowned.slot.clone(),

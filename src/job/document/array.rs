@@ -30,7 +30,11 @@ pub(super) fn read(job: &mut JobSpec, document: &Value, issues: &mut FieldIssues
     if job.framework != Framework::Volcano || job.tasks.len() != 1 {
         return issues.problem(path, "an array is a Job of Volcano with one task");
     }
-    refuse_what_gangs_do(job, &array, issues);
+    let backoff_field = match document.pointer("/spec/backoffLimit") {
+        Some(_) => "spec.backoffLimit",
+        None => "spec.runPolicy.backoffLimit",
+    };
+    refuse_what_gangs_do(job, &array, backoff_field, issues);
     if job.cells.is_some() {
         issues.problem(path, "tasks of an array start one by one: they cannot ask for cells");
     }
@@ -42,7 +46,12 @@ pub(super) fn read(job: &mut JobSpec, document: &Value, issues: &mut FieldIssues
 }
 
 /// Refuses what concerns members that start or end together.
-fn refuse_what_gangs_do(job: &JobSpec, array: &ArraySpec, issues: &mut FieldIssues) {
+fn refuse_what_gangs_do(
+    job: &JobSpec,
+    array: &ArraySpec,
+    backoff_field: &'static str,
+    issues: &mut FieldIssues,
+) {
     let [task] = &job.tasks[..] else { return };
     if task.replicas != 1 || task.min_available.is_some_and(|min| min != 1) {
         let why = "write 1, or leave minAvailable out: the array says how many tasks there are";
@@ -54,6 +63,11 @@ fn refuse_what_gangs_do(job: &JobSpec, array: &ArraySpec, issues: &mut FieldIssu
     if job.min_success.is_some_and(|min| min > array.len()) {
         let why = format!("it can never be reached: there are {} tasks", array.len());
         issues.problem("spec.minSuccess", why);
+    }
+    if job.backoff_limit.is_some() {
+        let why =
+            "leave it out: restarts of one task would fail all; maxRetry limits those of each task";
+        issues.problem(backoff_field, why);
     }
     if task.restart == Restart::Always {
         let why =
@@ -118,6 +132,8 @@ mod tests {
         assert_eq!(with("minAvailable: 0,")[0], "spec.minAvailable");
         assert_eq!(with("minSuccess: 11,")[0], "spec.minSuccess");
         assert_eq!(with("plugins: {svc: []},"), ["spec.plugins"]);
+        assert_eq!(with("runPolicy: {backoffLimit: 2},"), ["spec.runPolicy.backoffLimit"]);
+        assert_eq!(with("backoffLimit: 2,"), ["spec.backoffLimit"]);
         for policy in ["event: PodFailed, action: RestartJob", "event: '*', action: RestartPod"] {
             assert_eq!(with(&format!("policies: [{{{policy}}}],")), ["spec.policies[0]"]);
         }

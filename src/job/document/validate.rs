@@ -74,7 +74,8 @@ fn is_absurd(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
 
 /// Refuses a job whose status could outgrow a transaction; returns whether it fits.
 fn fits(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
-    let bytes = largest_status(job.tasks.iter().map(|task| (task.name.len(), task.replicas)));
+    let tasks = job.tasks.iter().map(|task| (task.name.len(), task.replicas));
+    let bytes = largest_status(tasks, job.array.as_ref());
     if bytes > LARGEST_STATUS {
         let why = format!(
             "the status of {} members in {} tasks can take {bytes} bytes: at most {LARGEST_STATUS}",

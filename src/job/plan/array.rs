@@ -1,15 +1,16 @@
 //! Arrays: each member runs one task after the other. Pure.
 //!
-//! The transaction that notes the end of a task removes the member's pod, and gives the member the next index. So a task
-//! is noted once, and no two members have the same. A member that is lost, stopped or suspended keeps its index, and
-//! starts that task again.
+//! The transaction that notes the end of a task gives the member the next index, and another attempt: its pod is one of
+//! an older attempt from then on, whose end is not noted again. The same transaction removes the pod if there is room;
+//! otherwise a later one does, and the member starts its next task after that. So a task is noted once, and no two
+//! members have the same. A member that is lost, stopped or suspended keeps its index, and starts that task again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{JobObserved, JobPlan};
 use crate::job::frameworks::{FrameworkOutcome, TaskCounts, total};
 use crate::job::machine::PhaseDecision;
-use crate::job::members::{MemberPod, MemberRemoveReason, effective};
+use crate::job::members::{MemberPod, MemberRemoveReason, effective, failures};
 use crate::job::policies::{JobEvent, PolicyDecision, answer};
 use rcfarm_api::Timestamp;
 use rcfarm_api::command::CommandAction;
@@ -26,6 +27,15 @@ enum TaskEnd {
     Retry,
     /// It never ran, or was stopped with its node. It is tried again.
     Lost,
+}
+
+/// Notes failures of members. Those of an array have the index of their task, as long as the member has no other one.
+pub(super) fn note_failures(seen: &JobObserved<'_>, status: &mut JobStatus) {
+    let mut new = failures(seen.pods, status.version);
+    for failure in &mut new {
+        failure.array_index = status.array_index_of(&failure.slot, failure.attempt);
+    }
+    status.note_failures(new);
 }
 
 /// Notes the ends of tasks. Members that go on with another task lose their pod, and leave `members`.

@@ -1,6 +1,7 @@
 //! Arrays: members that run one task after the other.
 
 use super::*;
+use crate::job::pod_status::PodFailure;
 use rcfarm_api::job::array::ArrayProgress;
 
 /// An array with the names of the indexes that its pods run.
@@ -279,4 +280,81 @@ fn array_whose_status_was_deleted_begins_anew() {
     }
     array.is("0-4", "");
     assert_eq!(array.phase(), JobPhase::Completed);
+}
+
+/// Ten tasks end at once, and a transaction has room for three pods.
+#[test]
+fn ends_beyond_the_room_of_a_transaction_are_noted_once() {
+    let mut array = Array::new("0-19%10", json!({}), "Never");
+    array.run.room = 3;
+    for pod in &mut array.run.pods {
+        (pod.phase, pod.exit_code) = (PodPhase::Succeeded, Some(0));
+    }
+    array.run.look();
+    array.is("0-9", "");
+    assert_eq!(array.run.pods.len(), 7, "three pods are removed, all ends are noted");
+    let first: Vec<u32> = array.progress().members.values().copied().collect();
+    assert_eq!(first, (10..20).collect::<Vec<_>>());
+    array.run.leaving.clear();
+    array.reconcile();
+    array.is("0-9", "");
+    assert_eq!(array.run.pods.len(), 10);
+    assert!(array.run.pods.iter().all(|pod| pod.attempt == 1));
+    let last: Vec<u32> = array.progress().members.values().copied().collect();
+    assert_eq!(last, first, "the pods that were left are not taken for those of the next tasks");
+    for pod in &mut array.run.pods {
+        (pod.phase, pod.exit_code) = (PodPhase::Succeeded, Some(0));
+    }
+    array.reconcile();
+    array.is("0-19", "");
+    assert_eq!(array.phase(), JobPhase::Completed);
+    assert_eq!(array.run.made.len(), 20);
+}
+
+/// It is noted before the member gets its next task.
+#[test]
+fn failure_has_the_index_of_the_task_that_failed() {
+    let mut array = Array::new("5-9%1", json!({}), "Never");
+    for index in 5..8 {
+        let now = array.run.now;
+        let pod = array.pod(index);
+        pod.failure = Some(PodFailure {
+            time: now,
+            exit_code: Some(3),
+            reason: None,
+            message: String::new(),
+            output: format!("output of {index}"),
+        });
+        array.end(index, 3);
+        array.wait(1);
+    }
+    let failures = &array.run.status.failures;
+    let of: Vec<_> =
+        failures.iter().map(|one| (one.array_index, one.attempt, &*one.output)).collect();
+    assert_eq!(
+        of,
+        [(Some(5), 0, "output of 5"), (Some(6), 1, "output of 6"), (Some(7), 2, "output of 7")]
+    );
+    let slot = Slot::new("t", 0);
+    let known = [1, 3, 9].map(|attempt| array.run.status.array_index_of(&slot, attempt));
+    assert_eq!(known, [Some(6), Some(8), None]);
+}
+
+/// `%` is lowered when all that is left runs on members that are too many.
+#[test]
+fn limit_lowered_while_only_running_tasks_are_left() {
+    let mut array = Array::new("0-3%4", json!({}), "Never");
+    for index in [0, 1] {
+        array.end(index, 0);
+    }
+    assert_eq!(array.run.ended.len(), 2, "members 0 and 1 gave their nodes back");
+    array.run.document["metadata"]["annotations"][document::ARRAY_ANNOTATION] = json!("0-3%1");
+    array.reconcile();
+    assert_eq!(array.run.pods.iter().filter(|pod| !pod.phase.has_ended()).count(), 1);
+    for index in [2, 3] {
+        array.end(index, 0);
+    }
+    array.is("0-3", "");
+    assert_eq!(array.phase(), JobPhase::Completed);
+    assert_eq!(array.started, [0, 1, 2, 3, 2, 3]);
 }

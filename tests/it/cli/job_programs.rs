@@ -228,3 +228,45 @@ async fn tasks_of_an_array_run_once_each_with_their_index() {
     let status = dev.status("sweep").await;
     assert_eq!(status["array"]["failedIndexes"], "4", "{status}");
 }
+
+/// From an index of an array to its failure and its log; and jobs of `job run` that follow each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_of_a_task_of_an_array_is_found_by_its_index() {
+    let dev = JobsDev::one_node().await;
+    let program = "echo index $RCFARM_ARRAY_INDEX; [ $RCFARM_ARRAY_INDEX != 1 ]";
+    let run = ["job", "run", "--name", "sweep", "--array", "0-5%2", "--", "sh", "-c", program];
+    dev.run(&run).await.ok();
+    let next = ["job", "run", "--name", "next", "--depends-on", "afterany:sweep", "--", "true"];
+    dev.run(&next).await.ok();
+    let never = ["job", "run", "--name", "never", "--depends-on", "sweep", "--", "true"];
+    dev.run(&never).await.ok();
+    assert_eq!(dev.wait("sweep").await.code, 2);
+    assert_eq!(dev.wait("next").await.code, 0);
+    let why = dev.run(&["job", "explain", "never"]).await.ok();
+    assert!(why.contains("afterok: sweep is Failed, so it never starts"), "{why}");
+
+    // It has failed, and its member has run other tasks since.
+    let log = dev.run(&["job", "logs", "sweep", "--array-index", "1"]).await.ok();
+    assert_eq!(log, "index 1\n");
+    let log = dev.run(&["job", "logs", "sweep", "--array-index", "1", "--previous"]).await.ok();
+    assert_eq!(log, "index 1\n");
+    let last = dev.status("sweep").await["array"]["members"].clone();
+    let last: Vec<u64> =
+        last.as_object().unwrap().values().map(|index| index.as_u64().unwrap()).collect();
+    for index in 0..6 {
+        let text = index.to_string();
+        let log = dev.run(&["job", "logs", "sweep", "--array-index", &text]).await;
+        match last.contains(&index) {
+            true => assert_eq!(log.ok(), format!("index {index}\n")),
+            false if index == 1 => {}
+            false => assert!(log.failed().contains("its member has run another task since")),
+        }
+    }
+    let none = dev.run(&["job", "logs", "sweep", "--array-index", "6"]).await.failed();
+    assert!(none.contains("default/sweep has no task of index 6"), "{none}");
+    let tree = dev.run(&["job", "tree", "sweep"]).await.ok();
+    assert!(last.iter().all(|index| tree.contains(&format!(", index {index},"))), "{tree}");
+    let why = dev.run(&["job", "explain", "sweep"]).await.ok();
+    let row = why.lines().find(|line| line.starts_with("failed indexes")).unwrap();
+    assert!(row.ends_with(" 1") && why.contains(" (index 1) on "), "{why}");
+}

@@ -43,6 +43,12 @@ impl ArraySpec {
     }
 }
 
+impl fmt::Display for ArraySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%{}", self.indexes.ranges(), self.limit)
+    }
+}
+
 impl FromStr for ArraySpec {
     type Err = InvalidText;
 
@@ -100,6 +106,32 @@ pub struct ArrayProgress {
 }
 
 impl ArrayProgress {
+    /// Upper bound of its bytes. No more than [`MOST_AT_ONCE`] tasks have begun and not ended, whatever becomes of the
+    /// limit: the first ones that are open are taken.
+    pub(super) fn largest(array: &ArraySpec) -> usize {
+        let last = array.indexes.iter().last().unwrap_or_default() as usize;
+        // As ranges or as a bitmap: [`Slots`].
+        let set = (last / 4 + 8).max(264);
+        // `[99999,"999"],` and `[4294967295,"99999"],`.
+        120 + 2 * set + (14 + 21) * MOST_AT_ONCE as usize
+    }
+
+    /// Members, of these at most, that run a task or are to be given one: those whose task has not ended, and the first
+    /// of the others while there are tasks that nobody has. In ascending order.
+    #[must_use]
+    pub fn busy(&self, array: &ArraySpec, members: u32) -> Vec<u32> {
+        let mut open = self.open(array, members as usize).len();
+        let is_busy = |member: &u32| match self.members.get(member) {
+            Some(index) if !self.has_ended(*index) => true,
+            _ if open > 0 => {
+                open -= 1;
+                true
+            }
+            _ => false,
+        };
+        (0..members).filter(is_busy).collect()
+    }
+
     /// Whether the task of an index has ended for good.
     #[must_use]
     pub fn has_ended(&self, index: u32) -> bool {
@@ -146,6 +178,7 @@ mod tests {
             let array: ArraySpec = text.parse().unwrap();
             assert_eq!(String::from(array.indexes.clone()), indexes, "{text}");
             assert_eq!((array.limit, array.members()), (limit, members), "{text}");
+            assert_eq!(array.to_string().parse(), Ok(array), "{text}");
         }
         for text in
             ["", "a", "3-1", "0-9:0", "0-9%0", "0-9%1001", "0-100000", "1,,2", "-1", "0-9%", "%5"]
@@ -171,5 +204,19 @@ mod tests {
         let array: ArraySpec = "0-99%5".parse().unwrap();
         assert_eq!(progress.open(&array, 3), [61, 62, 63]);
         assert_eq!((progress.ended(), progress.has_ended(58)), (59, true));
+    }
+
+    #[test]
+    fn busy_members_are_those_whose_task_has_not_ended() {
+        let array: ArraySpec = "0-9%5".parse().unwrap();
+        let mut progress = ArrayProgress {
+            completed_indexes: (0..7).collect(),
+            members: [(0, 4), (1, 5), (2, 6), (3, 7), (4, 8)].into(),
+            ..ArrayProgress::default()
+        };
+        assert_eq!(progress.busy(&array, 5), [0, 3, 4], "one task is open");
+        progress.completed_indexes.insert(9);
+        assert_eq!(progress.busy(&array, 5), [3, 4], "the tasks left are those of other members");
+        assert_eq!(ArrayProgress::default().busy(&array, 5), [0, 1, 2, 3, 4]);
     }
 }

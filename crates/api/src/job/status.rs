@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::array::ArrayProgress;
+use super::array::{ArrayProgress, ArraySpec};
 use super::spec::{JobUid, PolicyEvent, Slot};
 use crate::Index;
 use crate::Stored;
@@ -364,10 +364,14 @@ pub const MOST_DELAYED: usize = 100;
 /// Longer messages are cut, in bytes.
 const LONGEST_MESSAGE: usize = 2 * 1024;
 
-/// Upper bound of the bytes of a status whose tasks have names of these lengths, and these numbers of members. It holds
-/// after [`JobStatus::keep_small`], for up to 1,000 different attempts, by task, of up to 99,999 each.
+/// Upper bound of the bytes of a status whose tasks have names of these lengths, and these numbers of members; and of its
+/// array, if it is one. It holds after [`JobStatus::keep_small`], for up to 1,000 different attempts, by task, of up to
+/// 99,999 each.
 #[must_use]
-pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
+pub fn largest_status(
+    tasks: impl Iterator<Item = (usize, u32)>,
+    array: Option<&ArraySpec>,
+) -> usize {
     let task = |(name, members): (usize, u32)| {
         let members = members as usize;
         let set = (3 * members + 8).min((members / 4 + 8).max(264));
@@ -379,7 +383,8 @@ pub fn largest_status(tasks: impl Iterator<Item = (usize, u32)>) -> usize {
         700 + 5 * name + 3 * set + by_member
     };
     // Each condition, the state and the errors have a message.
-    12 * LONGEST_MESSAGE + 250 * MOST_DELAYED + 16 * 1_000 + tasks.map(task).sum::<usize>()
+    let fixed = 12 * LONGEST_MESSAGE + 250 * MOST_DELAYED + 16 * 1_000;
+    fixed + tasks.map(task).sum::<usize>() + array.map_or(0, ArrayProgress::largest)
 }
 
 impl JobStatus {
@@ -445,6 +450,24 @@ impl JobStatus {
     /// The owner's memory of a task.
     pub fn memory(&mut self, task: &str) -> &mut TaskMemory {
         self.tasks.entry(task.to_owned()).or_default()
+    }
+
+    /// Attempt of a member that runs, or starts next.
+    #[must_use]
+    pub fn attempt_of(&self, slot: &Slot) -> u32 {
+        let memory = self.tasks.get(&slot.task);
+        memory.and_then(|memory| memory.attempts.get(&slot.index)).copied().unwrap_or(0)
+    }
+
+    /// Of an array: the index of the task that an attempt of a member runs or has run, as far as it is known.
+    #[must_use]
+    pub fn array_index_of(&self, slot: &Slot, attempt: u32) -> Option<u32> {
+        let progress = self.array.as_ref()?;
+        if self.attempt_of(slot) == attempt {
+            return progress.members.get(&slot.index).copied();
+        }
+        let is_it = |one: &&MemberFailure| (&one.slot, one.attempt) == (slot, attempt);
+        self.failures.iter().find(is_it).and_then(|one| one.array_index)
     }
 
     /// Whether pods of members may still be created by transactions in flight.

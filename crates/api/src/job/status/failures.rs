@@ -31,6 +31,9 @@ pub struct MemberFailure {
     pub version: u64,
     /// Attempt of the member.
     pub attempt: u32,
+    /// Of an array: the index of the task that failed. The member may run another one by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array_index: Option<u32>,
     /// When it ended, by the node's clock.
     pub time: Timestamp,
     /// Exit code; `None`: unknown.
@@ -48,9 +51,13 @@ pub struct MemberFailure {
 }
 
 impl std::fmt::Display for MemberFailure {
-    /// Text without the output, such as `worker-0 on n1: exit code 3`.
+    /// Text without the output, such as `worker-0 on n1: exit code 3`, or `t-0 (index 17) on n1: exit code 3`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} on {}: ", self.slot, self.node)?;
+        write!(f, "{}", self.slot)?;
+        if let Some(index) = self.array_index {
+            write!(f, " (index {index})")?;
+        }
+        write!(f, " on {}: ", self.node)?;
         match (self.exit_code, &self.reason) {
             (Some(code), Some(reason)) => write!(f, "exit code {code}, {reason}")?,
             (Some(code), None) => write!(f, "exit code {code}")?,
@@ -65,18 +72,28 @@ impl std::fmt::Display for MemberFailure {
 }
 
 impl JobStatus {
-    /// Adds failures. The list keeps that of the latest attempt of each member, and of all members the latest
-    /// [`MOST_FAILURES`]. Adding the same ones again changes nothing.
+    /// Adds failures. The list keeps that of the latest attempt of each member, of an array of each index that it ran,
+    /// and of all members the latest [`MOST_FAILURES`]. Adding the same ones again changes nothing.
     pub fn note_failures(&mut self, new: impl IntoIterator<Item = MemberFailure>) {
         let mut changed = false;
         for mut failure in new {
-            let known = self.failures.iter().position(|known| known.slot == failure.slot);
+            let of_attempt = |known: &MemberFailure| {
+                let attempt = |of: &MemberFailure| (of.version, of.attempt);
+                known.slot == failure.slot && attempt(known) == attempt(&failure)
+            };
+            let of_task = |known: &MemberFailure| {
+                known.slot == failure.slot && known.array_index == failure.array_index
+            };
+            let known = self.failures.iter().position(of_attempt);
+            let known = known.or_else(|| self.failures.iter().position(of_task));
             // Clocks of nodes differ, so times are compared within an attempt only.
             let order = |of: &MemberFailure| (of.version, of.attempt, of.time);
             if known.is_some_and(|at| order(&self.failures[at]) >= order(&failure)) {
                 continue;
             }
-            known.map(|at| self.failures.remove(at));
+            let before = known.map(|at| self.failures.remove(at));
+            // Once the member has another task, that of an older attempt is not known any more.
+            failure.array_index = failure.array_index.or(before.and_then(|one| one.array_index));
             failure.message = printable(&cut(&failure.message, LONGEST_MESSAGE));
             failure.output = printable(&cut(&failure.output, LONGEST_OUTPUT));
             self.failures.push(failure);
@@ -117,6 +134,7 @@ mod tests {
             node: "n1".parse().unwrap(),
             version: 0,
             attempt: 0,
+            array_index: None,
             time: Timestamp::from_second(second).unwrap(),
             exit_code: Some(3),
             reason: None,
@@ -146,6 +164,26 @@ mod tests {
         status.note_failures([next, failure(999, 10, "of the attempt before")]);
         let of_member = status.failures.iter().filter(|one| one.slot.index == 999);
         assert_eq!(of_member.map(|one| one.attempt).collect::<Vec<_>>(), [1]);
+        assert_eq!(JobStatus::decode(&status.encode()).unwrap(), status);
+    }
+    #[test]
+    fn each_index_of_an_array_keeps_its_failure() {
+        let mut status = JobStatus::default();
+        let of = |attempt, array_index, second| MemberFailure {
+            attempt,
+            array_index,
+            ..failure(0, second, "")
+        };
+        status.note_failures([of(0, Some(3), 1)]);
+        status.note_failures([of(1, Some(4), 2)]);
+        status.note_failures([of(2, Some(4), 3)]);
+        // Its member has another task by now.
+        status.note_failures([of(0, None, 1), of(1, None, 2), of(2, None, 4)]);
+        let kept: Vec<_> =
+            status.failures.iter().map(|one| (one.attempt, one.array_index)).collect();
+        assert_eq!(kept, [(0, Some(3)), (2, Some(4))]);
+        let text = status.failures[0].to_string();
+        assert!(text.starts_with("worker-0 (index 3) on n1: exit code 3"), "{text}");
         assert_eq!(JobStatus::decode(&status.encode()).unwrap(), status);
     }
 }

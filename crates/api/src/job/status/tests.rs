@@ -184,7 +184,7 @@ fn crowded(tasks: u32, members: u32) -> JobStatus {
 fn members_failing_together_keep_the_status_bounded() {
     for (tasks, members) in [(1, 9_000), (1, 26_000), (20, 1_000), (100, 60), (150, 70)] {
         let mut status = crowded(tasks, members);
-        let bound = largest_status((0..tasks).map(|_| (8, members)));
+        let bound = largest_status((0..tasks).map(|_| (8, members)), None);
         status.keep_small();
         let bytes = status.encode().len();
         assert!(bytes <= bound.max(LARGEST_STATUS), "{tasks} of {members}: {bytes}, not {bound}");
@@ -193,8 +193,36 @@ fn members_failing_together_keep_the_status_bounded() {
             assert!(bound > LARGEST_STATUS, "the job is refused");
         }
     }
-    assert!(largest_status([(8, 26_000)].into_iter()) <= LARGEST_STATUS);
-    assert!(largest_status([(8, 100_000)].into_iter()) > LARGEST_STATUS);
+    assert!(largest_status([(8, 26_000)].into_iter(), None) <= LARGEST_STATUS);
+    assert!(largest_status([(8, 100_000)].into_iter(), None) > LARGEST_STATUS);
+}
+
+#[test]
+fn status_of_the_largest_array_stays_below_its_bound() {
+    let array: ArraySpec = "0-99999%1000".parse().unwrap();
+    let mut status = crowded(1, 1_000);
+    let own = status.encode().len();
+    let progress = status.array.insert(ArrayProgress::default());
+    for index in 0..100_000 {
+        let sets = [&mut progress.completed_indexes, &mut progress.failed_indexes];
+        let [completed, failed] = sets;
+        match index % 4 {
+            0 => completed.insert(index),
+            2 => failed.insert(index),
+            _ => continue,
+        };
+    }
+    for member in 0..1_000 {
+        progress.members.insert(member, 97_999 + 2 * member);
+        progress.retries.insert(97_999 + 2 * member, u32::MAX - member);
+    }
+    let bytes = status.encode().len() - own;
+    assert!(bytes > 80_000, "{bytes}: it is the worst case");
+    assert!(bytes <= ArrayProgress::largest(&array), "{bytes}");
+    let bound = largest_status([(6, 1_000)].into_iter(), Some(&array));
+    assert!(bound > largest_status([(6, 1_000)].into_iter(), None) + bytes);
+    assert!(bound <= LARGEST_STATUS, "such an array is accepted: {bound}");
+    assert_eq!(JobStatus::decode(&status.encode()).unwrap(), status);
 }
 
 #[test]
