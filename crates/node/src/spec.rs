@@ -312,7 +312,7 @@ mod tests {
         for bad in ["'no!'", "aGVsbG8", "'aGVs bG8='", "'#'"] {
             let error = read(&of(bad)).unwrap_err();
             assert_eq!((&*error.path, &*error.fix), ("payload", "write it in base64"), "{bad}");
-            let manifest = Manifest::parse(of(bad)).unwrap();
+            let manifest = Manifest::parse(&of(bad)).unwrap();
             assert_eq!(check_new(&manifest).unwrap_err().path, "payload", "{bad}");
         }
     }

@@ -328,17 +328,17 @@ async fn explain_names_members_of_an_array_whose_tasks_are_left() {
     let cluster = HttpCluster::new().await;
     let document = "apiVersion: batch.volcano.sh/v1alpha1
 kind: Job
-metadata: {name: sweep, annotations: {rcfarm/array: 0-9%5}}
+metadata: {name: grid, annotations: {rcfarm/array: 0-9%5}}
 spec: {tasks: [{name: t, replicas: 1, template: {spec: {restartPolicy: Never, containers: [{name: c, command: [a]}]}}}]}
 ";
     std::fs::write(cluster.dir.path().join("job.yaml"), document).unwrap();
     cluster.run(&["apply", "-f", "job.yaml"]).await.ok();
-    let created = cluster.entry("rcfarm/jobs/default/sweep").await.unwrap().create_index;
+    let created = cluster.entry("rcfarm/jobs/default/grid").await.unwrap().create_index;
     let status = json!({"uid": created, "state": {"phase": "Running", "reason": "EnoughRunning",
         "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
         "array": {"completedIndexes": "0-6,9", "members": {"0": 4, "1": 5, "2": 6, "3": 7, "4": 8}}});
-    cluster.put("rcfarm/job_status/default/sweep", status.to_string()).await;
-    let why = cluster.json(&["job", "explain", "sweep"]).await;
+    cluster.put("rcfarm/job_status/default/grid", status.to_string()).await;
+    let why = cluster.json(&["job", "explain", "grid"]).await;
     let missing = why["missing"].as_array().unwrap();
     let named: Vec<_> = missing
         .iter()
@@ -348,6 +348,6 @@ spec: {tasks: [{name: t, replicas: 1, template: {spec: {restartPolicy: Never, co
     assert_eq!(named[0].1, Some(7), "{named:?}");
     assert!(named[0].0.contains('3') && named[1].0.contains('4') && named[1].1 == Some(8));
     assert_eq!(why["array"]["completedIndexes"], "0-6,9");
-    let text = cluster.run(&["job", "explain", "sweep"]).await.ok();
+    let text = cluster.run(&["job", "explain", "grid"]).await.ok();
     assert!(text.contains("t-3 (index 7)") && text.contains("0-6,9"), "{text}");
 }

@@ -178,7 +178,7 @@ mod tests {
         status.note_failures([of(1, Some(4), 2)]);
         status.note_failures([of(2, Some(4), 3)]);
         // Its member has another task by now.
-        status.note_failures([of(0, None, 1), of(1, None, 2), of(2, None, 4)]);
+        status.note_failures([of(0, None, 1), of(2, None, 4)]);
         let kept: Vec<_> =
             status.failures.iter().map(|one| (one.attempt, one.array_index)).collect();
         assert_eq!(kept, [(0, Some(3)), (2, Some(4))]);
