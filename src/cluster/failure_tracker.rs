@@ -2,11 +2,11 @@
 //!
 //! A failed start is held against a node if pods of the same manifest failed on no other node, and run on another one.
 //! Otherwise the manifest is at fault. A node at which several such manifests failed becomes suspect, each time for
-//! longer.
+//! longer; not while pods of more other records are well there: it starts pods, so their manifests are at fault.
 //!
 //! The state is in memory. After a restart, or on another farm, it starts empty.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use rcfarm_api::backoff;
 use rcfarm_api::ids::NodeName;
 
-/// A node becomes suspect when this many manifests that run elsewhere failed there within [`WINDOW`].
-const MANIFESTS: usize = 2;
+/// A node becomes suspect when manifests of this many records, which run elsewhere, failed there within [`WINDOW`].
+const RECORDS: usize = 2;
 /// Time after which a failure is forgotten.
 const WINDOW: Duration = Duration::from_secs(600);
 /// How long a node is suspect at first; doubled each time.
@@ -56,11 +56,13 @@ pub struct NodeFailureTracker {
 
 impl NodeFailureTracker {
     /// Notes that a node cannot start a pod. Follow it with [`NodeFailureTracker::runs`] for the nodes where pods of the
-    /// same manifest run. Returns for how long the node is suspect, if that begins now.
+    /// same manifest run. `well` returns the number of records with passing pods on a node. Returns for how long the node
+    /// is suspect, if that begins now.
     pub fn failed(
         &mut self,
         node: &NodeName,
         manifest: &RecordManifest,
+        well: impl FnOnce(&NodeName) -> usize,
         now: Instant,
     ) -> Option<Duration> {
         self.manifests.retain(|_, failures| {
@@ -69,14 +71,16 @@ impl NodeFailureTracker {
         });
         let failures = self.manifests.entry(manifest.clone()).or_default();
         failures.nodes.insert(node.clone(), now);
-        self.judge(node, now)
+        self.judge(node, well, now)
     }
 
-    /// Notes that a pod runs on a node. Returns a node that becomes suspect by that, and for how long.
+    /// Notes that a pod runs on a node. `well` as for [`NodeFailureTracker::failed`]. Returns a node that becomes suspect
+    /// by that, and for how long.
     pub fn runs(
         &mut self,
         node: &NodeName,
         manifest: &RecordManifest,
+        well: impl FnOnce(&NodeName) -> usize,
         now: Instant,
     ) -> Option<(NodeName, Duration)> {
         let failures = self.manifests.get_mut(manifest)?;
@@ -84,7 +88,7 @@ impl NodeFailureTracker {
         failures.nodes.remove(node);
         failures.runs_elsewhere = true;
         let failed = failures.nodes.keys().next()?.clone();
-        let pause = self.judge(&failed, now)?;
+        let pause = self.judge(&failed, well, now)?;
         Some((failed, pause))
     }
 
@@ -95,16 +99,21 @@ impl NodeFailureTracker {
     }
 
     /// Makes a node suspect if enough speaks against it.
-    fn judge(&mut self, node: &NodeName, now: Instant) -> Option<Duration> {
+    fn judge(
+        &mut self,
+        node: &NodeName,
+        well: impl FnOnce(&NodeName) -> usize,
+        now: Instant,
+    ) -> Option<Duration> {
         let failures = self.nodes.entry(node.clone()).or_default();
         if failures.until.is_some_and(|until| now >= until + LONGEST) {
             *failures = NodeFailures::default();
         }
         // A node that was suspect before becomes suspect again with the next failure.
-        let enough = if failures.times == 0 { MANIFESTS } else { 1 };
+        let enough = if failures.times == 0 { RECORDS } else { 1 };
         // Failures from before the node became suspect no longer count.
         let since = failures.until;
-        let blames_node = |failed: &&ManifestFailures| {
+        let blames_node = |failed: &ManifestFailures| {
             failed.runs_elsewhere
                 && failed.nodes.len() == 1
                 && failed
@@ -112,9 +121,12 @@ impl NodeFailureTracker {
                     .get(node)
                     .is_some_and(|at| now < *at + WINDOW && since.is_none_or(|since| *at >= since))
         };
-        if failures.until.is_some_and(|until| now < until)
-            || self.manifests.values().filter(blames_node).count() < enough
-        {
+        if failures.until.is_some_and(|until| now < until) {
+            return None;
+        }
+        let blaming = self.manifests.iter().filter(|(_, failed)| blames_node(failed));
+        let records: BTreeSet<&str> = blaming.map(|(of, _)| of.record.as_str()).collect();
+        if records.len() < enough || well(node) > records.len() {
             return None;
         }
         let pause = backoff(FIRST, LONGEST, failures.times);
@@ -154,9 +166,9 @@ mod tests {
         let (mut tracker, start) = (NodeFailureTracker::default(), monotonic());
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut fails_on = |at: &NodeName, record: &str, then: u64| {
-            let began = tracker.failed(at, &manifest(record, 1), after(then));
+            let began = tracker.failed(at, &manifest(record, 1), |_| 0, after(then));
             assert_eq!(began, None, "not known to run elsewhere");
-            (tracker.runs(&n3, &manifest(record, 1), after(then)), tracker.clone())
+            (tracker.runs(&n3, &manifest(record, 1), |_| 0, after(then)), tracker.clone())
         };
         for n in 0..100 {
             assert_eq!(fails_on(&n1, "r1", n).0, None, "always the same manifest");
@@ -169,15 +181,15 @@ mod tests {
         assert_eq!(tracker.suspects(after(861)).collect::<Vec<_>>(), [(&n1, after(862))]);
         assert_eq!(tracker.suspects(after(862)).count(), 0);
         let r7 = manifest("r7", 1);
-        assert_eq!(tracker.failed(&n1, &r7, after(861)), None);
-        assert_eq!(tracker.runs(&n3, &r7, after(861)), None, "it is suspect already");
+        assert_eq!(tracker.failed(&n1, &r7, |_| 0, after(861)), None);
+        assert_eq!(tracker.runs(&n3, &r7, |_| 0, after(861)), None, "it is suspect already");
         // One failure is enough from then on.
         let r8 = manifest("r8", 1);
-        assert_eq!(tracker.failed(&n1, &r8, after(900)), None);
-        assert_eq!(tracker.runs(&n3, &r8, after(901)), Some((n1.clone(), FIRST * 2)));
+        assert_eq!(tracker.failed(&n1, &r8, |_| 0, after(900)), None);
+        assert_eq!(tracker.runs(&n3, &r8, |_| 0, after(901)), Some((n1.clone(), FIRST * 2)));
         let long = after(901) + FIRST * 2 + LONGEST;
-        assert_eq!(tracker.failed(&n1, &r8, long), None);
-        assert_eq!(tracker.runs(&n3, &r8, long), None, "it did well for long");
+        assert_eq!(tracker.failed(&n1, &r8, |_| 0, long), None);
+        assert_eq!(tracker.runs(&n3, &r8, |_| 0, long), None, "it did well for long");
     }
 
     #[test]
@@ -185,12 +197,12 @@ mod tests {
         let (mut tracker, now) = (NodeFailureTracker::default(), monotonic());
         for record in 0..100 {
             let broken = manifest(&format!("bad-{record}"), 7);
-            assert_eq!(tracker.failed(&node("n1"), &broken, now), None);
+            assert_eq!(tracker.failed(&node("n1"), &broken, |_| 0, now), None);
         }
         // An older version of theirs runs.
         for record in 0..100 {
             let older = manifest(&format!("bad-{record}"), 6);
-            assert_eq!(tracker.runs(&node("n2"), &older, now), None);
+            assert_eq!(tracker.runs(&node("n2"), &older, |_| 0, now), None);
         }
         assert_eq!(tracker.suspects(now).count(), 0);
         assert!(tracker.knows("bad-7") && !tracker.knows("bad-") && !tracker.knows("bad-777"));
@@ -202,8 +214,8 @@ mod tests {
         for n in 0..5 {
             for record in 0..5 {
                 let flaky = manifest(&format!("flaky-{record}"), 7);
-                tracker.failed(&node(&format!("n{n}")), &flaky, now);
-                let began = tracker.runs(&node("good"), &flaky, now);
+                tracker.failed(&node(&format!("n{n}")), &flaky, |_| 0, now);
+                let began = tracker.runs(&node("good"), &flaky, |_| 0, now);
                 assert!(began.is_none() || n == 0, "{began:?}");
             }
         }
@@ -211,12 +223,34 @@ mod tests {
     }
 
     #[test]
+    fn node_where_more_records_are_well_than_fail_is_not_suspect() {
+        let now = monotonic();
+        let suspects = |failing: usize, well: usize| {
+            let mut tracker = NodeFailureTracker::default();
+            for record in 0..failing {
+                // Two versions of a record are one record.
+                for hash in 1..=2 {
+                    let broken = manifest(&format!("bad-{record}"), hash);
+                    tracker.failed(&node("n0"), &broken, |_| well, now);
+                    tracker.runs(&node("n1"), &broken, |_| well, now);
+                }
+            }
+            tracker.suspects(now).count()
+        };
+        assert_eq!(suspects(1, 0), 0);
+        assert_eq!(suspects(2, 2), 1);
+        assert_eq!(suspects(2, 3), 0);
+        assert_eq!(suspects(2, 5), 0);
+        assert_eq!(suspects(6, 5), 1);
+    }
+
+    #[test]
     fn start_that_succeeds_at_last_is_no_failure() {
         let (mut tracker, now) = (NodeFailureTracker::default(), monotonic());
         for record in ["r1", "r2", "r3"] {
-            tracker.failed(&node("n1"), &manifest(record, 1), now);
-            tracker.runs(&node("n1"), &manifest(record, 1), now);
-            assert_eq!(tracker.runs(&node("n2"), &manifest(record, 1), now), None);
+            tracker.failed(&node("n1"), &manifest(record, 1), |_| 0, now);
+            tracker.runs(&node("n1"), &manifest(record, 1), |_| 0, now);
+            assert_eq!(tracker.runs(&node("n2"), &manifest(record, 1), |_| 0, now), None);
         }
         assert_eq!(tracker.suspects(now).count(), 0);
     }

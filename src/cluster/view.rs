@@ -1,5 +1,6 @@
 //! View of the cluster that all controllers of a farm share: nodes, pods, intents, health, allocations.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -199,7 +200,8 @@ impl ClusterView {
         self.records.snapshot().value.nodes.get(node).is_some_and(|info| info.has_agent)
     }
 
-    /// Notes pods that their nodes now report as impossible to start and did not before, and pods that now run.
+    /// Notes pods that their nodes now report as impossible to start and did not before, and pods that now run. Errors
+    /// of programs, such as a missing file, say nothing of the node: they do not count.
     pub fn note_failures(&self, old: &Healths, new: &Healths) {
         let (labels, intents) = (self.pods.snapshot(), self.intents.snapshot());
         let manifest = |place: &PodRef, reported: &Versioned<HealthReport>| {
@@ -209,7 +211,14 @@ impl ClusterView {
             let hash = if is_rc { intent()?.value } else { 0 };
             Some(RecordManifest { record: record.to_owned(), hash })
         };
-        let cannot_start = |report: &HealthReport| report.cannot_start.is_some();
+        let cannot_start =
+            |report: &HealthReport| report.cannot_start.is_some() && !report.is_of_program;
+        let by_node = OnceCell::new();
+        let well = |node: &NodeName| {
+            let records: &BTreeMap<_, BTreeSet<_>> =
+                by_node.get_or_init(|| well_records(new, &labels.value));
+            records.get(node).map_or(0, BTreeSet::len)
+        };
         let mut failed_now = false;
         for place in Healths::changed(old, new) {
             let Some(reported) = new.get(place).filter(|now| cannot_start(&now.value)) else {
@@ -220,7 +229,8 @@ impl ClusterView {
             }
             if let Some(manifest) = manifest(place, reported) {
                 failed_now = true;
-                let pause = self.failure_tracker().failed(&place.node, &manifest, monotonic());
+                let pause =
+                    self.failure_tracker().failed(&place.node, &manifest, well, monotonic());
                 warn_of_suspect(&place.node, pause);
             }
         }
@@ -239,7 +249,7 @@ impl ClusterView {
                 continue;
             }
             let Some(manifest) = manifest(place, reported) else { continue };
-            let began = self.failure_tracker().runs(&place.node, &manifest, monotonic());
+            let began = self.failure_tracker().runs(&place.node, &manifest, well, monotonic());
             if let Some((node, pause)) = began {
                 warn_of_suspect(&node, Some(pause));
             }
@@ -324,6 +334,21 @@ impl ClusterView {
         let labels = self.pods.snapshot();
         places.filter_map(|place| labels.value.owner(place)).collect()
     }
+}
+
+/// By node, the records that have passing pods there.
+fn well_records<'a>(
+    healths: &'a Healths,
+    labels: &'a PodLabels,
+) -> BTreeMap<&'a NodeName, BTreeSet<&'a str>> {
+    let mut records: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for (place, reported) in &healths.0 {
+        if reported.value.health == Health::Passing {
+            let record = labels.record(place).map_or(place.pod.as_str(), |(id, _)| id);
+            records.entry(&place.node).or_default().insert(record);
+        }
+    }
+    records
 }
 
 /// Tells operators that a node begins to be suspect.

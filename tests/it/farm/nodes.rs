@@ -228,10 +228,15 @@ async fn ring(cluster: &Cluster, n: u128) {
     cluster.put(key::rc_bell(rc_id(n)), value).await;
 }
 
-/// Reports a pod that an agent cannot start.
+/// Reports a pod that an agent cannot start, as agents do that do not say whether its program is at fault.
 async fn fail_to_start(cluster: &Cluster, at: usize, n: u128) {
+    report_failed_start(cluster, at, n, json!({})).await;
+}
+
+async fn report_failed_start(cluster: &Cluster, at: usize, n: u128, more: serde_json::Value) {
     let pod = crate::harness::pod_id(n);
-    let record = json!({"Status": "critical", "CannotStart": "main: no such program"});
+    let mut record = json!({"Status": "critical", "CannotStart": "main: no such program"});
+    record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     cluster.put(key::health(&pod, &node(at)), record.to_string()).await;
     ring(cluster, n).await;
 }
@@ -329,6 +334,67 @@ async fn node_failing_for_many_controllers_is_avoided_by_all() {
     within(70 * SECOND, "named", || suspects(&cluster, vec![node(0)])).await;
     with_strategy(&cluster, 12, 1, "static_strategy").await;
     within(3 * SECOND, "avoided", || is_on(12, vec![1])).await;
+    farm.stop().await;
+}
+
+/// Two controllers of one tenant whose program is missing on n0 take it from nobody.
+#[tokio::test(start_paused = true)]
+async fn node_on_which_more_records_are_well_is_no_suspect() {
+    let cluster = Cluster::new(2).await;
+    for n in 0..7 {
+        with_strategy(&cluster, n, 2, "static_strategy").await;
+    }
+    let farm = cluster.start("a");
+    for n in 0..7 {
+        within(3 * SECOND, "scheduled", || async { cluster.nodes_of(n).await.len() == 2 }).await;
+        cluster.set_health(&node(1), n, "passing").await;
+        if n >= 2 {
+            cluster.set_health(&node(0), n, "passing").await;
+        }
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    for n in 0..2 {
+        fail_to_start(&cluster, 0, n).await;
+    }
+    for _ in 0..70 {
+        tokio::time::sleep(SECOND).await;
+        assert!(suspects(&cluster, vec![]).await);
+    }
+    // Most of them fail now: it is the node.
+    for n in 2..5 {
+        fail_to_start(&cluster, 0, n).await;
+    }
+    within(70 * SECOND, "named", || suspects(&cluster, vec![node(0)])).await;
+    farm.stop().await;
+}
+
+/// The node has no other pods that would speak for it.
+#[tokio::test(start_paused = true)]
+async fn programs_that_are_missing_on_a_node_take_it_from_nobody() {
+    let cluster = Cluster::new(2).await;
+    for n in 0..4 {
+        with_strategy(&cluster, n, 2, "static_strategy").await;
+    }
+    let farm = cluster.start("a");
+    for n in 0..4 {
+        within(3 * SECOND, "scheduled", || async { cluster.nodes_of(n).await.len() == 2 }).await;
+        cluster.set_health(&node(1), n, "passing").await;
+    }
+    tokio::time::sleep(5 * SECOND).await;
+    for n in 0..4 {
+        report_failed_start(&cluster, 0, n, json!({"StartError": true})).await;
+    }
+    within(5 * SECOND, "said", || async {
+        placed(&cluster, 0).await == Some(RcReason::CannotStart)
+    })
+    .await;
+    for _ in 0..70 {
+        tokio::time::sleep(SECOND).await;
+        assert!(suspects(&cluster, vec![]).await);
+    }
+    with_strategy(&cluster, 10, 1, "static_strategy").await;
+    let is_on_n0 = || async { cluster.nodes_of(10).await == names(&[0]) };
+    within(3 * SECOND, "others use the node", is_on_n0).await;
     farm.stop().await;
 }
 

@@ -91,7 +91,9 @@ async fn flapping_pod_is_reported_seldom_and_failed_start_with_reason() {
     let why = status.cannot_start.unwrap();
     assert!(why.contains("main: /no/such cannot be started"), "{why}");
     let health = host.entry(key::health(&id("missing"), &host.node())).await.unwrap();
-    assert_eq!(HealthReport::decode(&health.value).cannot_start.as_deref(), Some(why.as_str()));
+    let report = HealthReport::decode(&health.value);
+    assert_eq!(report.cannot_start.as_deref(), Some(why.as_str()));
+    assert!(report.is_of_program, "the node is not at fault");
     host.end().await;
 }
 

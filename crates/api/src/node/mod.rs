@@ -47,6 +47,8 @@ struct HealthRecord {
     status: String,
     #[serde(rename = "CannotStart", default)]
     cannot_start: Option<Arc<str>>,
+    #[serde(rename = "StartError", default)]
+    start_error: bool,
     #[serde(rename = "Unfit", default)]
     unfit: Option<Arc<str>>,
     #[serde(rename = "Restarting", default)]
@@ -60,6 +62,8 @@ pub struct HealthReport {
     pub health: Health,
     /// Why its node cannot start it; written by rcfarm's agents only.
     pub cannot_start: Option<Arc<str>>,
+    /// Whether that is because of its program, such as a missing file, and no sign of a bad node.
+    pub is_of_program: bool,
     /// Why no node can run its manifest; written by rcfarm's agents only.
     pub unfit: Option<Arc<str>>,
     /// How a process ends that its node restarts again and again; written by rcfarm's agents only.
@@ -72,8 +76,8 @@ impl HealthReport {
         match serde_json::from_slice::<HealthRecord>(value) {
             Ok(record) => {
                 let health = Health::of_word(&record.status);
-                let HealthRecord { cannot_start, unfit, restarting, .. } = record;
-                HealthReport { health, cannot_start, unfit, restarting }
+                let HealthRecord { cannot_start, start_error, unfit, restarting, .. } = record;
+                HealthReport { health, cannot_start, is_of_program: start_error, unfit, restarting }
             }
             Err(_) => HealthReport { health: Health::Unknown, ..HealthReport::default() },
         }
@@ -110,5 +114,6 @@ mod tests {
         let told =
             HealthReport::decode(br#"{"Status":"critical","CannotStart":"no such program"}"#);
         assert_eq!(told.cannot_start.as_deref(), Some("no such program"));
+        assert!(!told.is_of_program, "an older agent does not say");
     }
 }

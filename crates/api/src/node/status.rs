@@ -59,6 +59,9 @@ pub struct PodStatus {
     /// Why its node cannot start it, after several attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cannot_start: Option<String>,
+    /// Whether that is because of its program, such as a missing file. Older agents leave it out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub start_error: bool,
     /// How a process ends that is restarted again and again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarting: Option<String>,

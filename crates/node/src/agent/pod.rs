@@ -509,13 +509,15 @@ impl PodTask {
             || self.intended.job.is_some()
                 && !statuses.is_empty()
                 && statuses.iter().all(was_tried);
+        let (cannot_start, start_error) = self.cannot_start().unzip();
         let mut status = PodStatus {
             status: if launched && self.spec.is_ok() { "launched" } else { "failed" }.to_owned(),
             phase: phase.unwrap_or(NodePodPhase::Unfit),
             message: messages.join("; "),
             owner: self.intended.owner,
             health: health.unwrap_or(Health::Critical),
-            cannot_start: self.cannot_start(),
+            cannot_start,
+            start_error: start_error.unwrap_or_default(),
             restarting: self.restarting(),
             processes: statuses,
             notes: self.all_notes(),
@@ -542,14 +544,17 @@ impl PodTask {
         notes
     }
 
-    /// Why this node cannot start the pod. Errors of the manifest do not count: they are the same on every node.
-    fn cannot_start(&self) -> Option<String> {
-        let failing = self
-            .processes
-            .iter()
-            .find(|(_, process)| process.failed_starts >= CANNOT_START_AFTER)?;
-        let why = failing.1.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
-        Some(format!("{}: {why}", failing.0))
+    /// Why this node cannot start the pod, and whether that is because of a program. Errors of the manifest do not count:
+    /// they are the same on every node.
+    fn cannot_start(&self) -> Option<(String, bool)> {
+        let mut failing =
+            self.processes.iter().filter(|(_, one)| one.failed_starts >= CANNOT_START_AFTER);
+        let reason = |exit: &ProcessExit| exit.reason == Some(ExitReason::StartError);
+        let is_of_program = |one: &PodProcess| one.last_exit.as_ref().is_some_and(reason);
+        let start_error = failing.clone().any(|(_, one)| is_of_program(one));
+        let (name, one) = failing.next()?;
+        let why = one.last_exit.as_ref().map(ProcessExit::in_words).unwrap_or_default();
+        Some((format!("{name}: {why}"), start_error))
     }
 
     fn health_of(&self, process: &PodProcess) -> Health {

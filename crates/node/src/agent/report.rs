@@ -80,6 +80,9 @@ impl PodReport {
         });
         if let Some(why) = &self.status.cannot_start {
             health["CannotStart"] = json!(why.chars().take(LONGEST_WHY).collect::<String>());
+            if self.status.start_error {
+                health["StartError"] = json!(true);
+            }
         } else if self.status.phase == NodePodPhase::Unfit {
             let why = self.status.message.chars().take(LONGEST_WHY);
             health["Unfit"] = json!(why.collect::<String>());

@@ -116,7 +116,7 @@ fn inv22_failed_node_ends_no_process_that_is_never_restarted() {
         (status.phase, status.processes[0].last_exit.clone()),
         (NodePodPhase::Backoff, None)
     );
-    assert!(status.cannot_start.is_some());
+    assert!(status.cannot_start.is_some() && !status.start_error, "the node is at fault");
     // The next agent finds the shim's record of it.
     let found = ProcessExit::not_started(3, SystemClock.wall(), &disk_is_full());
     let next = pod.adopted(FoundProcess::Exited(found));
