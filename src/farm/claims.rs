@@ -71,32 +71,43 @@ impl Claims {
         all
     }
 
-    /// Takes all locks in one transaction. Refused ones are dropped, and the rest is sent again at once.
-    async fn take_batch(&self, spec: &KindSpec, mut batch: Vec<RecordId>) -> Round {
+    /// Takes all locks in one transaction. Refused ones are dropped, and the rest is sent again at once. Records whose
+    /// names are in no key have no lock.
+    async fn take_batch(&self, spec: &KindSpec, batch: Vec<RecordId>) -> Round {
         let mut round = Round::default();
+        let mut locks = Vec::with_capacity(batch.len());
+        for id in batch {
+            match self.lock_op(spec, &id) {
+                Some(op) => locks.push((id, op)),
+                None => round.unknown.push(id),
+            }
+        }
+        let mut batch = locks;
         while !batch.is_empty() {
             if !self.epoch.is_live() {
-                round.unknown.append(&mut batch);
+                round.unknown.extend(ids(batch));
                 break;
             }
-            let ops: Vec<Op> = batch.iter().filter_map(|id| self.lock_op(spec, id)).collect();
+            let ops: Vec<Op> = batch.iter().map(|(_, op)| op.clone()).collect();
             match self.store.txn(&ops).await {
-                Ok(TxnOutcome::Committed { .. }) => round.won.append(&mut batch),
+                Ok(TxnOutcome::Committed { .. }) => {
+                    round.won.extend(ids(std::mem::take(&mut batch)))
+                }
                 Ok(TxnOutcome::Refused(refusals)) => {
                     let refused: BTreeSet<usize> = refusals.iter().map(|r| r.op).collect();
                     debug!(?refusals, "claims refused");
                     let mut rest = Vec::new();
-                    for (n, id) in batch.drain(..).enumerate() {
-                        if refused.contains(&n) { round.busy.push(id) } else { rest.push(id) }
+                    for (n, one) in batch.into_iter().enumerate() {
+                        if refused.contains(&n) { round.busy.push(one.0) } else { rest.push(one) }
                     }
                     if refused.is_empty() {
-                        round.unknown.append(&mut rest);
+                        round.unknown.extend(ids(std::mem::take(&mut rest)));
                     }
                     batch = rest;
                 }
                 Err(error) => {
                     warn!(%error, records = batch.len(), "claiming failed");
-                    round.unknown.append(&mut batch);
+                    round.unknown.extend(ids(std::mem::take(&mut batch)));
                 }
             }
         }
@@ -192,9 +203,42 @@ impl Claims {
     }
 }
 
+fn ids(batch: Vec<(RecordId, Op)>) -> impl Iterator<Item = RecordId> {
+    batch.into_iter().map(|(id, _)| id)
+}
+
 /// Pause before a record is claimed again after a refused claim or a release.
 pub const BUSY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Upper bound of that pause, which doubles with each refusal in a row. Repeated refusals of a record without an owner
 /// are mostly a lock-delay.
 pub const LONGEST_BUSY_PAUSE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcfarm_api::key;
+    use rcfarm_emulator::{Emulator, Settings};
+    use rcfarm_store::time::{IdSource, monotonic};
+    use rcfarm_store::{Key, NewSession, PutMode};
+
+    #[tokio::test]
+    async fn refusals_name_their_records_beside_names_of_no_key() {
+        let store = Emulator::new(&Settings::default(), &IdSource::from_seed(1));
+        let [own, other] = [(); 2].map(|()| NewSession::default());
+        let own = store.create_session(&own).await.unwrap();
+        let other = store.create_session(&other).await.unwrap();
+        let taken = Key::parse("lock/rcfarm/schedulers/taken").unwrap();
+        assert!(store.put(&taken, Bytes::new(), 0, PutMode::Acquire(other)).await.unwrap());
+        let locks = key::scheduler_locks();
+        let spec = KindSpec::new("s", key::schedulers(), locks, key::scheduler_labels());
+        let epoch = Epoch::new(own, monotonic() + Duration::from_secs(3_600));
+        let claims =
+            Claims::new(Arc::new(store), "f".parse().unwrap(), epoch, TxnLimits::default());
+        let named = |names: &[&str]| names.iter().map(|name| RecordId::from(*name)).collect();
+        let round = claims.take(Arc::new(spec), named(&["no key", "a", "taken", "b"])).await;
+        let expected =
+            Round { won: named(&["a", "b"]), busy: named(&["taken"]), unknown: named(&["no key"]) };
+        assert_eq!(round, expected);
+    }
+}

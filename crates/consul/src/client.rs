@@ -103,7 +103,7 @@ impl Reply {
     }
 
     /// Whether the token lacks rights, or is none.
-    fn is_denied(&self) -> bool {
+    pub(super) fn is_denied(&self) -> bool {
         self.status == 403
             || (self.status == 500 && says_denied(&String::from_utf8_lossy(&self.body)))
     }
@@ -222,21 +222,25 @@ impl Consul {
         waits: Duration,
     ) -> Result<Reply, StoreError> {
         let _permit = self.permit(call).await;
-        self.exchange(call, request, waits).await
+        self.exchange(call, request, waits, &|| true).await
     }
 
-    /// Sends a raw request that has its permit. A refused one is sent again if the token has been replaced.
+    /// Sends a raw request that has its permit. A refused one is sent again if the token has been replaced and
+    /// `may_repeat` returns `true` right before that; else the refusal is returned.
     pub(super) async fn exchange(
         &self,
         call: Call,
         request: RequestBuilder,
         waits: Duration,
+        may_repeat: &(dyn Fn() -> bool + Send + Sync),
     ) -> Result<Reply, StoreError> {
         let again = request.try_clone();
         let token = self.token.current();
         let reply = self.attempt(call, request, token.clone(), waits).await?;
         match again {
-            Some(again) if reply.is_denied() && self.token.differs_from(token.as_ref()) => {
+            Some(again)
+                if reply.is_denied() && self.token.differs_from(token.as_ref()) && may_repeat() =>
+            {
                 self.attempt(call, again, self.token.current(), waits).await
             }
             _ => Ok(reply),

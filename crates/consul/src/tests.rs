@@ -505,6 +505,38 @@ async fn deadline_that_passes_during_the_wait_for_a_permit_stops_the_write() {
     }
 }
 
+/// The token is refused, and while the answer is on its way a new one is there and the claim is lost.
+#[tokio::test]
+async fn refused_write_is_not_repeated_after_its_claim_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    let lost: Arc<Mutex<Option<Epoch>>> = Arc::default();
+    let (ending, renewed) = (lost.clone(), file.clone());
+    let server = Server::start(move |_| {
+        std::fs::write(&renewed, "new").unwrap();
+        if let Some(epoch) = ending.lock().unwrap().take() {
+            epoch.end();
+        }
+        answer(403, "ACL not found")
+    })
+    .await;
+    let config = ConsulConfig { token_file: Some(file.clone()), ..server.config() };
+    for is_lost in [true, false] {
+        std::fs::write(&file, "old").unwrap();
+        let writer = Writer::new(Arc::new(Consul::new(&config).unwrap()));
+        let epoch = Epoch::new(session(), monotonic() + Duration::from_secs(3600));
+        let mut txn = Txn::under(&Claim::new(key("lock/a"), epoch.clone()));
+        txn.push(set("a"));
+        *lost.lock().unwrap() = is_lost.then_some(epoch);
+        let outcome = writer.commit(txn).await;
+        let sent = server.seen.lock().unwrap().drain(..).count();
+        match is_lost {
+            true => assert_eq!((outcome, sent), (Ok(Commit::ClaimLost), 1)),
+            false => assert_eq!((outcome.is_err(), sent), (true, 2), "repeated with the new token"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn renewal_distinguishes_gone_from_failed() {
     for (status, body, expected) in [

@@ -91,7 +91,8 @@ impl Store for Consul {
         outcome(&self.send(Call::Transaction, request, Duration::ZERO).await?, ops, &asked)
     }
 
-    // Asks `may_send` when the request has its permit.
+    // Asks `may_send` when the request has its permit, and again before it is repeated with a new token. A request that
+    // was refused for its token has changed nothing.
     async fn txn_if(
         &self,
         ops: &[Op],
@@ -103,7 +104,10 @@ impl Store for Consul {
         if !may_send() {
             return Ok(None);
         }
-        let reply = self.exchange(Call::Transaction, request, Duration::ZERO).await?;
+        let reply = self.exchange(Call::Transaction, request, Duration::ZERO, may_send).await?;
+        if reply.is_denied() && !may_send() {
+            return Ok(None);
+        }
         outcome(&reply, ops, &asked).map(Some)
     }
 

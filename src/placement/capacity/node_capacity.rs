@@ -28,8 +28,9 @@ pub struct NodeCapacity {
     pub is_unreadable: bool,
 }
 
-/// Limit of the record of a node's allocations, in bytes: it must fit into a transaction with others.
-const LARGEST_RECORD: usize = 304 * 1024;
+/// Limit of the record of a node's allocations, in bytes: it must fit into a transaction with others. It bounds the
+/// number of devices, each of which is listed.
+const LARGEST_RECORD: u64 = 304 * 1024;
 /// From this size on a node gets no gang, whose pods may take the rest.
 const CROWDED_RECORD: usize = 128 * 1024;
 
@@ -42,7 +43,7 @@ pub enum Insufficient {
     Unreadable,
     /// Another owner's pod has this id.
     Taken(AllocationOwner),
-    /// The record of its allocations has no room for more pods.
+    /// The record of its allocations has no room for the pod and its devices.
     Full,
     /// Another pod has this port.
     PortTaken(u16),
@@ -138,7 +139,8 @@ impl NodeCapacity {
             return Some(Insufficient::NothingDeclared);
         }
         let is_new = !self.allocated.pods.contains_key(pod);
-        if is_new && self.allocated.bytes() >= LARGEST_RECORD {
+        let beside = if is_new { self.allocated.bytes() } else { 0 };
+        if beside as u64 >= LARGEST_RECORD || device_bytes(want) >= LARGEST_RECORD - beside as u64 {
             return Some(Insufficient::Full);
         }
         let short = shortages(want, &self.free_beside(Some(pod)), &self.capacity);
@@ -232,7 +234,7 @@ impl NodeCapacity {
             return Some(Insufficient::Unreadable);
         }
         let is_new = !self.allocated.pods.contains_key(pod);
-        if is_new && self.allocated.bytes() >= LARGEST_RECORD {
+        if is_new && self.allocated.bytes() as u64 >= LARGEST_RECORD {
             return Some(Insufficient::Full);
         }
         let is_taken = others.any(|(_, allocation)| allocation.port == Some(port));
@@ -380,6 +382,11 @@ impl NodeCapacity {
     }
 }
 
+/// Size of the numbers of as many devices in a record, in bytes; an upper bound.
+fn device_bytes(want: &ResourceList) -> u64 {
+    want.devices().fold(0_u64, |sum, (_, count)| sum.saturating_add(count.saturating_mul(8)))
+}
+
 /// Resources of which `free` is less than `want`.
 pub(super) fn shortages(
     want: &ResourceList,
@@ -408,7 +415,7 @@ impl fmt::Display for Insufficient {
             Insufficient::Unreadable => f.write_str("the record of its allocations cannot be read"),
             Insufficient::Taken(owner) => write!(f, "a pod of {owner} has its id"),
             Insufficient::Full => {
-                f.write_str("the record of its allocations is full: too many pods")
+                f.write_str("the record of its allocations is full: too many pods or devices")
             }
             Insufficient::PortTaken(port) => write!(f, "another pod has port {port}"),
             Insufficient::NoPort(range) => write!(f, "all its ports, {range}, are taken"),

@@ -54,6 +54,20 @@ fn fleet(capacities: &[&str]) -> Fleet {
     fleet
 }
 
+/// A node may claim any number of devices: whoever lists them all runs out of memory.
+#[test]
+fn devices_beyond_the_size_of_a_record_are_refused() {
+    let mut node = room("gpu=4294967295");
+    let refused = node.allocate(&pod(1), &owner(1), &amount("gpu=4294967295"));
+    assert_eq!(refused, Err(Insufficient::Full));
+    assert_eq!(node.allocate(&pod(1), &owner(1), &amount("gpu=1000")), Ok(()));
+    assert_eq!(node.allocate(&pod(2), &owner(2), &amount("gpu=1000")), Ok(()));
+    // What the pod has itself is replaced.
+    assert_eq!(node.allocate(&pod(1), &owner(1), &amount("gpu=30000")), Ok(()));
+    assert_eq!(node.allocate(&pod(3), &owner(3), &amount("gpu=30000")), Err(Insufficient::Full));
+    assert!(node.allocated.bytes() < 512 * 1024, "it fits into a transaction");
+}
+
 fn task(name: &str, count: u32, resources: &str) -> TaskSpec {
     TaskSpec {
         name: name.to_owned(),
