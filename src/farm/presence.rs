@@ -1,5 +1,6 @@
 //! The farm's presence at `rcfarm/farms/<farm>`, and when it is written again.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -14,6 +15,8 @@ use rcfarm_store::{Op, Store, StoreError, TxnOutcome};
 
 /// Minimum time between two writes of a presence.
 const PRESENCE_EVERY: Duration = Duration::from_secs(3);
+/// A farm that takes longer than this to stop its tasks says that it leaves.
+const LEAVING_AFTER: Duration = Duration::from_millis(100);
 
 impl FarmLoop<'_> {
     /// Writes the farm's presence. Waits while another live farm has the name.
@@ -61,6 +64,28 @@ impl FarmLoop<'_> {
             suspect_nodes: placement.suspect_nodes.into_keys().collect(),
             unusable_keys: unusable.collect(),
             leaving: false,
+        }
+    }
+
+    /// Writes after a while that the farm is shutting down, so that no other hands it records. Most farms have stopped
+    /// by then. Never returns.
+    pub(super) fn announce_leaving(
+        &self,
+        e: &SessionState,
+    ) -> impl Future<Output = Infallible> + Send + use<> {
+        let has_name = e.announced.at.is_some();
+        let presence = FarmPresence { leaving: true, ..self.presence(e) };
+        let (store, epoch) = (self.farm.env.store.clone(), e.epoch.clone());
+        let name = self.farm.settings.name.clone();
+        async move {
+            sleep(LEAVING_AFTER).await;
+            if has_name && epoch.is_live() {
+                let said = announce(store.as_ref(), &name, epoch.session(), &presence).await;
+                if let Err(error) = said {
+                    warn!(%error, "the farm cannot say that it leaves");
+                }
+            }
+            std::future::pending::<Infallible>().await
         }
     }
 

@@ -61,7 +61,7 @@ impl FarmLoop<'_> {
         if named {
             self.serve(&mut e, shutdown).await;
         }
-        self.stop_all(&mut e).await;
+        self.stop_all(&mut e, shutdown).await;
         self.farm.note(|report| {
             report.session = None;
             report.check_problem = None;
@@ -238,7 +238,7 @@ impl FarmLoop<'_> {
     }
 
     /// Stops every task and waits for it. The locks are deleted with the session.
-    async fn stop_all(&mut self, e: &mut SessionState) {
+    async fn stop_all(&mut self, e: &mut SessionState, shutdown: &CancellationToken) {
         let running: usize = self.states.iter().map(|state| state.running.len()).sum();
         for state in &mut self.states {
             state.running.values().for_each(|running| running.handle.stop.cancel());
@@ -250,8 +250,14 @@ impl FarmLoop<'_> {
         if running > 0 {
             info!(records = running, "stopping the tasks");
         }
+        let leaving = self.announce_leaving(e);
         let all = async { while e.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
+        let stopped = tokio::select! {
+            biased;
+            stopped = tokio::time::timeout(STOP_TIMEOUT, all) => stopped.is_ok(),
+            never = leaving, if shutdown.is_cancelled() => match never {},
+        };
+        if !stopped {
             warn!("some tasks do not stop; they are aborted");
         }
         e.tasks.shutdown().await;

@@ -42,7 +42,7 @@ impl Scheduler for Blocking {
     }
 }
 
-/// A farm on a runtime with one worker, which its scheduler blocks, and whose keeper has a thread of its own.
+/// A farm one of whose workers is blocked by its scheduler, and whose keeper has a thread of its own.
 struct BlockedFarm {
     cluster: Cluster,
     runtime: Runtime,
@@ -54,7 +54,12 @@ struct BlockedFarm {
 }
 
 impl BlockedFarm {
+    /// With one worker, which its scheduler blocks.
     async fn start(hung_after: Duration) -> BlockedFarm {
+        Self::start_with(hung_after, 1).await
+    }
+
+    async fn start_with(hung_after: Duration, workers: usize) -> BlockedFarm {
         let cluster = Cluster::new(1).await;
         cluster.create_rc(1, 1).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -77,9 +82,9 @@ impl BlockedFarm {
         );
         let (report, shutdown) = (farm.report(), CancellationToken::new());
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+        let runtime = builder.worker_threads(workers).enable_all().build().unwrap();
         let running = runtime.spawn(farm.run(shutdown.clone()));
-        eventually("the only worker is blocked", || is_asked.load(Ordering::SeqCst)).await;
+        eventually("a worker is blocked", || is_asked.load(Ordering::SeqCst)).await;
         BlockedFarm { cluster, runtime, running, heartbeats, report, shutdown, release }
     }
 
@@ -119,6 +124,20 @@ async fn session_of_a_hung_farm_ends() {
     drop(farm.release);
     farm.shutdown.cancel();
     farm.running.await.unwrap().unwrap();
+    farm.runtime.shutdown_background();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn farm_whose_tasks_do_not_stop_says_that_it_leaves() {
+    let farm = BlockedFarm::start_with(60 * SECOND, 2).await;
+    let leaves = || async { farm.cluster.presence("a").await.is_some_and(|one| one.leaving) };
+    assert!(!leaves().await);
+    farm.shutdown.cancel();
+    // Its task waits for the scheduler, and is aborted after 5 s.
+    within(4 * SECOND, "said", leaves).await;
+    drop(farm.release);
+    farm.running.await.unwrap().unwrap();
+    assert!(farm.cluster.presence("a").await.is_none());
     farm.runtime.shutdown_background();
 }
 
