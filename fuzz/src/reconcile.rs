@@ -16,7 +16,8 @@ use rcfarm_testing::clock::VirtualClock;
 use tokio_util::sync::CancellationToken;
 
 /// Keys that the parts of an input are written to. The first byte of a part chooses: `0` the first, `1` the second, …
-const KEYS: [&str; 20] = [
+/// Append to it: the order is part of every seed.
+const KEYS: [&str; 34] = [
     "replication_controllers/f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0",
     "status/replication_controllers/f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0/rcfarm",
     "labels/replication_controller/f7fe0fb7-34b8-4a64-9ae2-5ac1f4d5b8a0",
@@ -37,6 +38,20 @@ const KEYS: [&str; 20] = [
     "reality/n3/x",
     "status/pods/x/n3",
     "health/x/n3",
+    "rcfarm/cron_jobs/default/c",
+    "rcfarm/cron_job_status/default/c",
+    "rcfarm/job_templates/default/t",
+    "rcfarm/job_flows/default/f",
+    "rcfarm/job_flow_status/default/f",
+    "rcfarm/priority_classes/p",
+    "rcfarm/cells/config",
+    "labels/job/default/a",
+    "rcfarm/commands/default/00000000-0000-4000-8000-000000000002",
+    "health/x/n1",
+    "rcfarm/jobs/default/b",
+    "rcfarm/job_status/default/b",
+    "labels/cron_job/default/c",
+    "labels/job_flow/default/f",
 ];
 
 const CALM_RC: &str = "replication_controllers/00000000-0000-4000-8000-00000000ca11";
@@ -48,9 +63,29 @@ fn calm_rc(replicas: u32) -> String {
     )
 }
 
-const CALM_JOB: &str = r#"{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","metadata":{"name":"job"},
-    "spec":{"queue":"calm","minAvailable":1,"tasks":[{"name":"t","replicas":1,"template":{"spec":
-    {"nodeSelector":{"pool":"calm"},"containers":[{"name":"c","command":["true"]}]}}}]}}"#;
+/// A job beside the fuzzed records.
+fn calm_job(name: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","metadata":{{"name":"{name}"}},"spec":{CALM_SPEC}}}"#
+    )
+}
+
+const CALM_SPEC: &str = r#"{"queue":"calm","minAvailable":1,"tasks":[{"name":"t","replicas":1,"template":{"spec":
+    {"nodeSelector":{"pool":"calm"},"containers":[{"name":"c","command":["true"]}]}}}]}"#;
+
+/// What else must go on beside the fuzzed records: a CronJob that is due each minute, and a flow of one step.
+fn calm_others() -> [(&'static str, String); 3] {
+    [
+        (
+            "rcfarm/cron_jobs/calm/cron",
+            format!(
+                r#"{{"spec":{{"schedule":"* * * * *","jobTemplate":{{"spec":{CALM_SPEC}}}}}}}"#
+            ),
+        ),
+        ("rcfarm/job_templates/calm/step", format!(r#"{{"spec":{CALM_SPEC}}}"#)),
+        ("rcfarm/job_flows/calm/flow", r#"{"spec":{"flows":[{"name":"step"}]}}"#.to_owned()),
+    ]
+}
 
 async fn put(consul: &Emulator, key: &str, value: &[u8]) {
     let key = Key::parse(key).expect("a legal key");
@@ -74,7 +109,7 @@ pub async fn run(input: &[u8]) {
     }
     put(&consul, "labels/node/n3", br#"{"pool":"odd"}"#).await;
     put(&consul, "rcfarm/queues/calm", b"{}").await;
-    put(&consul, "rcfarm/jobs/calm/job", CALM_JOB.as_bytes()).await;
+    put(&consul, "rcfarm/jobs/calm/job", calm_job("job").as_bytes()).await;
     put(&consul, CALM_RC, calm_rc(1).as_bytes()).await;
     let settings = FarmSettings {
         name: "f".parse().expect("a name"),
@@ -97,8 +132,15 @@ pub async fn run(input: &[u8]) {
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
     put(&consul, CALM_RC, calm_rc(2).as_bytes()).await;
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    put(&consul, "rcfarm/jobs/calm/late", calm_job("late").as_bytes()).await;
+    for (key, value) in calm_others() {
+        put(&consul, key, value.as_bytes()).await;
+    }
+    tokio::time::sleep(Duration::from_secs(70)).await;
     assert_eq!((intents(&consul, "calm").await, intents(&consul, "job-t").await), (2, 1));
+    for pod in ["late-t", "flow-step-t", "cron-"] {
+        assert_ne!(intents(&consul, pod).await, 0, "no pod {pod}");
+    }
     shutdown.cancel();
     farm.await.expect("no panic").expect("an orderly end");
 }
