@@ -12,10 +12,8 @@ key_prefix "rcfarm/bell/confirm/"           { policy = "write" }
 # `rc delete` takes the record's status with it.
 key_prefix "status/replication_controllers/" { policy = "write" }
 
-# Pods, nodes and farms. Manifests below intent/ and reality/ are those of jobs, too.
+# Pods, nodes and farms.
 key_prefix "labels/pod/"                   { policy = "read" }
-key_prefix "intent/"                       { policy = "read" }
-key_prefix "reality/"                      { policy = "read" }
 key_prefix "health/"                       { policy = "read" }
 key_prefix "status/pods/"                  { policy = "read" }
 key_prefix "lock/replication_controllers/" { policy = "read" }
@@ -30,6 +28,11 @@ key        "rcfarm/layout"                 { policy = "read" }
 #   key_prefix "rcfarm/priority_classes/" { policy = "write" }
 # To open and close them, and to command the jobs of every namespace, add:
 #   key_prefix "rcfarm/commands/" { policy = "write" }
+
+# Manifests below intent/ and reality/ are those of every team, with their environment. Without them `rc pods` and
+# `rc plan` say that intents cannot be read, and `node list` counts no pods. To see them, add:
+#   key_prefix "intent/"  { policy = "read" }
+#   key_prefix "reality/" { policy = "read" }
 
 # To empty nodes by hand, add:
 #   key_prefix "rcfarm/nodes/" { policy = "write" }

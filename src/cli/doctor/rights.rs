@@ -110,8 +110,6 @@ fn of_user() -> Vec<Right> {
     let writes = [key::rcs(), key::audit_logs(), key::rc_statuses()];
     let reads = [
         key::labels(LabelKind::Pod),
-        key::intents(),
-        key::realities(),
         key::healths(),
         key::pod_statuses(),
         key::rc_locks(),

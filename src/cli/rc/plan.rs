@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{FoundRc, find};
-use super::snapshot::{AskedScheduler, RcSnapshot, read_snapshot};
+use super::snapshot::{AskedScheduler, INTENTS_HIDDEN, RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::farm::{self, LiveFarm};
@@ -82,7 +82,11 @@ pub(super) async fn plan(context: &CommandContext, args: &PlanArgs) -> anyhow::R
         "replicas_desired": spec.replicas_desired,
         "findings": conditions(&plan),
         "unfit_nodes": unfit(&seen, &spec),
+        "reads_intents": seen.reads_intents,
     });
+    if !seen.reads_intents {
+        context.note(INTENTS_HIDDEN);
+    }
     context.show(&shown, || plan_text(&found, &seen, &spec, &plan, &changes))?;
     Ok(if changes.is_empty() { CliExit::Ok } else { CliExit::Changes })
 }

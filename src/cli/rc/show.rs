@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::find::{FoundRc, find};
-use super::snapshot::{RcSnapshot, read_snapshot};
+use super::snapshot::{INTENTS_HIDDEN, RcSnapshot, read_snapshot};
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::output::{age, fields, or_dash, table};
@@ -220,14 +220,14 @@ struct PodRow {
     node: NodeName,
     pod_id: PodId,
     health: Health,
-    /// `same`, `missing` or `differs`, compared with the record's manifest.
+    /// `same`, `missing` or `differs`, compared with the record's manifest; `unreadable`: the token may not read it.
     intent: &'static str,
     eligible: bool,
 }
 
 pub(super) async fn pods(context: &CommandContext, rc: &str) -> anyhow::Result<CliExit> {
     let found = find(context, rc).await?;
-    let RcSnapshot { pods, eligible, .. } = read_snapshot(context, &found).await?;
+    let RcSnapshot { pods, eligible, reads_intents, .. } = read_snapshot(context, &found).await?;
     let rows: Vec<PodRow> = pods
         .iter()
         .map(|(place, pod)| PodRow {
@@ -235,6 +235,7 @@ pub(super) async fn pods(context: &CommandContext, rc: &str) -> anyhow::Result<C
             pod_id: place.pod.clone(),
             health: pod.health,
             intent: match pod.intent {
+                _ if !reads_intents => "unreadable",
                 Intent::Same(_) => "same",
                 Intent::Missing => "missing",
                 Intent::Differs(_) => "differs",
@@ -242,6 +243,9 @@ pub(super) async fn pods(context: &CommandContext, rc: &str) -> anyhow::Result<C
             eligible: eligible.contains(&place.node),
         })
         .collect();
+    if !reads_intents {
+        context.note(INTENTS_HIDDEN);
+    }
     context.show_rows(
         &rows,
         &format!("{} has no pods", found.title()),

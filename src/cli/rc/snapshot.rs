@@ -24,7 +24,7 @@ use rcfarm_api::node::{Health, HealthReport};
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::rc::status::{Quarantine, RcStatus};
 use rcfarm_api::{FieldError, Index, Stored, Timestamp};
-use rcfarm_store::Entry;
+use rcfarm_store::{Entry, may_read};
 
 /// Input of a controller's plan.
 pub(super) struct RcSnapshot {
@@ -58,7 +58,13 @@ pub(super) struct RcSnapshot {
     pub(super) node_capacities: NodeCapacities,
     /// Labels of the controller, which can set its minimum health.
     labels: Option<Entry>,
+    /// Whether the token may read intents. If not, those of the controller's pods are taken for the record's manifest.
+    pub(super) reads_intents: bool,
 }
+
+/// What is said where intents cannot be read.
+pub(super) const INTENTS_HIDDEN: &str =
+    "the token may not read intent/: whether the pods have the record's manifest is not known";
 
 /// Source of eligible nodes.
 pub(super) enum AskedScheduler {
@@ -134,7 +140,13 @@ pub(super) async fn read_snapshot(
     let healths =
         context.get_many(own.keys().map(|place| key::health(&place.pod, &place.node))).await?;
     let manifest = spec.as_ref().map(|spec| spec.manifest.text().as_bytes());
+    // Consul leaves out what the token may not read.
+    let is_missing =
+        |place: &PodRef| !intents.contains_key(key::intent(&place.node, &place.pod).as_str());
+    let reads_intents = !own.keys().any(|place| is_missing(place))
+        || may_read(store.as_ref(), &key::intents()).await?;
     let intent = |place: &PodRef| match intents.get(key::intent(&place.node, &place.pod).as_str()) {
+        None if !reads_intents && own.contains_key(place) => Intent::Same(Index::ZERO),
         None => Intent::Missing,
         Some(entry) if Some(&*entry.value) == manifest => Intent::Same(entry.modify_index),
         Some(entry) => Intent::Differs(entry.modify_index),
@@ -184,6 +196,7 @@ pub(super) async fn read_snapshot(
         quarantined,
         suspects,
         labels: context.get(&key::rc_labels(found.id)).await?,
+        reads_intents,
         slots: free.iter().map(|place| (place.node.clone(), slot(place))).collect(),
         pods: own.iter().map(pod).collect(),
         surplus,

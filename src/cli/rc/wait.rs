@@ -17,7 +17,7 @@ use rcfarm_api::rc::spec::{RcRecord, RcStrategy};
 use rcfarm_api::rc::status::{RcConditionType, RcReason, RcStatus, Replicas};
 use rcfarm_api::{Stored, key};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Entry, Index, Key, Query, StoreError};
+use rcfarm_store::{Entry, Index, Key, Query, StoreError, may_read};
 
 /// Longest wait of one blocking query.
 const ONE_WAIT: Duration = Duration::from_secs(20);
@@ -113,6 +113,8 @@ struct StartedPods {
     places: Vec<PodRef>,
     statuses: BTreeMap<String, Entry>,
     intents: BTreeMap<String, Entry>,
+    /// The token may not read intents: a status counts whatever intent it is about.
+    are_intents_hidden: bool,
     /// Whether the farm moves a pod that its node cannot start.
     is_dynamic: bool,
 }
@@ -138,7 +140,10 @@ impl StartedPods {
             record.is_some_and(|one| one.allocation_strategy == RcStrategy::Dynamic.as_str());
         let statuses = context.get_many(places.iter().map(status_key)).await?;
         let intents = context.get_many(places.iter().map(intent_key)).await?;
-        Ok(StartedPods { places, statuses, intents, is_dynamic })
+        let has_intent = |place| intents.contains_key(intent_key(place).as_str());
+        let are_intents_hidden = !places.iter().all(has_intent)
+            && !may_read(context.store.as_ref(), &key::intents()).await?;
+        Ok(StartedPods { places, statuses, intents, are_intents_hidden, is_dynamic })
     }
 
     /// What the node of a pod says of its present intent.
@@ -146,7 +151,7 @@ impl StartedPods {
         let intent = self.intents.get(intent_key(place).as_str()).map(|entry| entry.modify_index);
         let entry = self.statuses.get(status_key(place).as_str())?;
         let status = PodStatus::decode(&entry.value).ok()?;
-        status.is_of(intent).then_some(status)
+        (self.are_intents_hidden || status.is_of(intent)).then_some(status)
     }
 
     /// A pod that has not started yet or is being restarted, and what its node says.
@@ -389,7 +394,13 @@ mod tests {
             modify_index: Index::ZERO,
         };
         let statuses = BTreeMap::from([(key, entry)]);
-        StartedPods { places: vec![place], statuses, intents: BTreeMap::new(), is_dynamic }
+        StartedPods {
+            places: vec![place],
+            statuses,
+            intents: BTreeMap::new(),
+            are_intents_hidden: false,
+            is_dynamic,
+        }
     }
 
     /// One that is seen between two ends runs, and has been launched.

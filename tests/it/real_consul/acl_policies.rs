@@ -9,6 +9,7 @@ use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::process::Process;
 use rcfarm_testing::program::{Program, Ran};
 use rcfarm_testing::wait::until;
+use serde_json::json;
 
 use crate::harness::{MASTER, RealCluster};
 
@@ -166,6 +167,14 @@ async fn the_documented_policies_are_enough() {
     let pods = run(&viewer, "-o json rc pods web").await;
     let pods = pods.json();
     assert_eq!(pods[0]["intent"], "same", "a viewer who may not read intents would see none");
+    // A user may not read the manifests of other teams, and is told so.
+    let hidden = run(&user, "-o json rc pods web").await;
+    assert_eq!(hidden.json()[0]["intent"], "unreadable");
+    assert!(hidden.stderr.contains("may not read intent/"), "{}", hidden.stderr);
+    let plan = run(&user, "-o json rc plan web").await;
+    let shown = plan.json();
+    assert_eq!((&shown["changes"], &shown["reads_intents"]), (&json!([]), &json!(false)));
+    assert!(plan.stderr.contains("may not read intent/"), "{}", plan.stderr);
     for words in ["rc scale web 2", "label set node n1 a=b", "farm confirm f1", create] {
         let refused = run(&viewer, words).await;
         assert!(refused.code != 0, "a viewer may {words}");
@@ -248,6 +257,114 @@ spec:
     - {name: w, replicas: 1, template: {spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1,
         containers: [{name: c, command: [sleep, '600'], resources: {requests: {cpu: 1}}}]}}}
 ";
+
+const TEAM_OWNERS: &str = "\
+apiVersion: batch.volcano.sh/v1alpha1
+kind: CronJob
+metadata: {name: nightly, namespace: TEAM}
+spec:
+  schedule: '0 0 1 1 *'
+  jobTemplate:
+    spec:
+      tasks:
+        - {name: w, replicas: 1, template: {spec: {restartPolicy: Never, containers: [
+            {name: c, command: ['true'], resources: {requests: {cpu: 100m}}}]}}}
+---
+apiVersion: flow.volcano.sh/v1alpha1
+kind: JobTemplate
+metadata: {name: step, namespace: TEAM}
+spec:
+  parameterized: {payload: optional}
+  tasks:
+    - {name: w, replicas: 1, template: {spec: {restartPolicy: Never, containers: [
+        {name: c, command: ['true'], resources: {requests: {cpu: 100m}}}]}}}
+---
+apiVersion: flow.volcano.sh/v1alpha1
+kind: JobFlow
+metadata: {name: line, namespace: TEAM}
+spec:
+  flows:
+    - {name: a, template: step}
+    - {name: b, template: step, dependsOn: {targets: [a]}}
+";
+
+const CELLS: &str = "\
+physicalCluster:
+  cellTypes: {NODE: {childCellType: GPU, childCellNumber: 4, isNodeLevel: true}}
+  physicalCells: [{cellType: NODE, cellAddress: n9}]
+virtualClusters: {NAME: {virtualCells: [{cellType: NODE, cellNumber: 1}]}}
+";
+
+/// `team.hcl` and `farm.hcl`: CronJobs, flows and dispatched templates of a team's own namespace, and of no other.
+#[tokio::test]
+async fn a_team_has_cron_jobs_and_flows_of_its_own() {
+    let cluster = denying_consul().await;
+    let dir = cluster.dir.path();
+    let farm = with_policy(&cluster, "farm", "").await;
+    let node = with_policy(&cluster, "node", "").await;
+    let team = with_policy(&cluster, "team", "").await;
+    for team in ["team-a", "team-b"] {
+        std::fs::write(dir.join(format!("{team}.yaml")), TEAM_OWNERS.replace("TEAM", team))
+            .unwrap();
+    }
+    let words = ["node", "run", "--name", "n1", "--capacity", "cpu=4", "--data-dir", "data"];
+    let agent = Process::start(&mut node.command(&words), dir, "node.log");
+    let agent = Daemon::new(agent, Some(dir.join("data")));
+    let daemon = &mut farm.command(&["farm", "run", "--name", "f1"]);
+    let daemon = Daemon::new(Process::start(daemon, dir, "farm.log"), None);
+    for (file, cluster) in [("cells", "research"), ("more", "mine")] {
+        std::fs::write(dir.join(format!("{file}.yaml")), CELLS.replace("NAME", cluster)).unwrap();
+    }
+    // Another team has the same, by an operator's hand.
+    let operator = cluster.program.with_token(MASTER);
+    all(&operator, &["apply -f team-b.yaml", "cell config apply cells.yaml"]).await;
+
+    all(&team, &["apply -f team-a.yaml", "cron run team-a/nightly"]).await;
+    let phase = async || {
+        let ran = run(&team, "-o json flow status team-a/line").await;
+        ran.json()["status"]["state"]["phase"].as_str().unwrap_or_default().to_owned()
+    };
+    until("the flow has succeeded", async || phase().await == "Succeed").await;
+    let completed = async || {
+        let jobs = run(&team, "-o json job list").await.json();
+        let jobs = jobs.as_array().unwrap().clone();
+        jobs.iter().filter(|job| job["phase"] == "Completed").count()
+    };
+    until("the CronJob's job has completed, too", async || completed().await == 3).await;
+    let own = [
+        "job dispatch team-a/step",
+        "cron list",
+        "cron explain team-a/nightly",
+        "cron suspend team-a/nightly",
+        "cron resume team-a/nightly",
+        "flow list",
+        "flow explain team-a/line",
+        "flow template list",
+        "cell tree",
+        "cell status research",
+        "flow delete team-a/line",
+        "cron delete team-a/nightly",
+    ];
+    all(&team, &own).await;
+    let others = [
+        "apply -f team-b.yaml",
+        "cron run team-b/nightly",
+        "cron suspend team-b/nightly",
+        "cron delete team-b/nightly",
+        "flow delete team-b/line",
+        "flow template delete team-b/step",
+        "job dispatch team-b/step",
+        "cell config apply more.yaml",
+    ];
+    for words in others {
+        let refused = run(&team, words).await;
+        assert!(refused.code != 0, "team-a may {words}: {}", refused.stdout);
+    }
+    must_not_be_denied(&cluster, "farm.log");
+    must_not_be_denied(&cluster, "node.log");
+    daemon.stop().await;
+    agent.stop().await;
+}
 
 /// `team.hcl`: a team does everything with its own jobs, and nothing with another's of the same name.
 #[tokio::test]
