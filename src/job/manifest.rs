@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::frameworks::{self, Cluster, ClusterPeer, Variable, mpi};
 use super::plan::Create;
+use super::services::{self, ServicesObserved};
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
 pub use rcfarm_api::job::identity::PodIdentity;
-use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Plugin, Restart, Slot};
+use rcfarm_api::job::spec::{Container, Framework, JobSpec, JobUid, Restart, Slot};
 use rcfarm_api::manifest::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
-    PodManifest, ProcessStanza, RestartStanza, RestartWhen, ServicePort, ServiceStanza,
-    check_service_name,
+    PodManifest, ProcessStanza, RestartStanza, RestartWhen, ServiceStanza,
 };
 use rcfarm_api::pod_group::pod_ids::PodIdFormat;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
@@ -99,22 +99,17 @@ impl Placed<'_> {
         manifest.text()
     }
 
-    /// The service of a member, if the job asks for them by Volcano's plugin svc. Where its name is none of a service, such
-    /// as one with a dot, the member has none.
+    /// The service of a member that gets a pod: the pod before it took its own along.
     fn service(&self, slot: &Slot, peers: &BTreeMap<Slot, ClusterPeer>) -> Option<ServiceStanza> {
-        self.job.plugins.get(&Plugin::Svc)?;
-        let task = self.job.task(&slot.task)?;
-        let name = format!("{}-{}-{}", self.id.name, slot.task, slot.index).to_lowercase();
-        check_service_name(&name).ok()?;
-        let listens = frameworks::of(self.job.framework).listens(self.job, task);
-        let port = listens.zip(peers.get(slot)).map(|(port, peer)| peer.port(port));
-        let tags = [self.id.namespace.to_string(), self.id.name.to_string(), slot.task.clone()];
-        Some(ServiceStanza {
-            name,
-            port: port.map(ServicePort::Number),
-            tags: tags.to_vec(),
-            meta: BTreeMap::new(),
-        })
+        let seen = ServicesObserved {
+            id: self.id,
+            job: self.job,
+            task: self.job.task(&slot.task)?,
+            wanted: slot.index..slot.index.checked_add(1)?,
+            own: &[],
+            peer: &|slot| peers.get(slot).cloned(),
+        };
+        services::reconcile(&seen).create.remove(&slot.index)
     }
 
     /// Members of an array have the index of their task, in place of their own.
@@ -265,7 +260,7 @@ mod tests {
     use super::*;
     use crate::job::writes;
     use rcfarm_api::Index;
-    use rcfarm_api::manifest::Manifest;
+    use rcfarm_api::manifest::{Manifest, ServicePort};
     use rcfarm_node::spec::{LaunchSpec, PodSpec};
 
     /// A job's placement without ports.
@@ -540,7 +535,7 @@ mod tests {
         assert_eq!(services(&id, json!({"env": []})), [vec![], vec![]]);
         let [master, worker] = services(&id, json!({"svc": [], "pytorch": []}));
         assert_eq!(master[0].name, "train-master-0");
-        assert_eq!(master[0].tags, ["team-a", "train", "master"]);
+        assert_eq!(master[0].tags, ["team-a", "train", "master", "0"]);
         assert_eq!(master[0].port, Some(ServicePort::Number(20_001)));
         assert_eq!((worker[0].name.as_str(), &worker[0].port), ("train-worker-0", &None));
     }

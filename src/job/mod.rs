@@ -20,6 +20,7 @@
 //! | [`plan`](mod@plan), [`policies`], [`members`], [`adoption`] | next step of a job and its reason |
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
+//! | [`services`] | services of members: Kubeflow's service half |
 //! | [`dependencies`] | jobs that wait for others |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
@@ -51,4 +52,5 @@ pub mod pods;
 pub mod policies;
 #[cfg(test)]
 mod scenarios;
+pub mod services;
 pub mod writes;

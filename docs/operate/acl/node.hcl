@@ -19,7 +19,8 @@ key        "rcfarm/allocations/n1" { policy = "read" }
 session_prefix ""     { policy = "write" }
 service "rcfarm-node" { policy = "write" }
 
-# Services of its pods: write your own prefixes for app-. Whoever may write a manifest for this node can answer for every
+# Services of its pods, and of members of jobs (<job>-<type>-<index>): write your own prefixes for app-, and those of
+# your jobs' names. Whoever may write a manifest for this node can answer for every
 # name that stands here, so leave out consul, rcfarm-farm and the names of programs outside the pods. Without pods that
 # have services, leave out the rule.
 service_prefix "app-" { policy = "write" }

@@ -11,6 +11,7 @@ mod kubeflow;
 mod payload;
 mod peers;
 mod pod;
+mod services;
 mod template;
 mod validate;
 mod volcano;
@@ -24,6 +25,7 @@ use serde_json::{Map, Value};
 pub use array::ARRAY_ANNOTATION;
 pub use fields::{FieldIssues, FieldReader, JobClass, JobQueue, class_field, queue_field};
 pub use payload::{LARGEST_PAYLOAD, PAYLOAD_ANNOTATION};
+pub use services::SERVICES_ANNOTATION;
 
 use super::dependencies;
 use super::owner::ControllerRef;
@@ -165,6 +167,7 @@ fn read_as(
     issues.problems.extend(dependencies::in_document(id, document).err());
     job.payload = payload::read(document, &mut issues);
     array::read(&mut job, document, &mut issues);
+    job.services = services::read(id, &job, document, &mut issues);
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
     (job, labels, issues)
@@ -452,6 +455,7 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
         budget: None,
         array: None,
         payload: None,
+        services: false,
     }
 }
 

@@ -8,9 +8,10 @@ use super::{JobObserved, JobPlan};
 use crate::job::frameworks::{FrameworkOutcome, TaskCounts, total};
 use crate::job::machine::{JobFacts, JobRequest, Move, RetryBudget, Stop, step};
 use crate::job::members::{MemberPod, MemberRemoveReason};
+use crate::job::services;
 use rcfarm_api::Timestamp;
 use rcfarm_api::job::phase::JobPhase;
-use rcfarm_api::job::spec::{CleanPods, JobSpec, Slot};
+use rcfarm_api::job::spec::{JobSpec, Slot};
 use rcfarm_api::job::status::JobReason;
 
 /// Takes one step of the state machine. Returns the removed members.
@@ -133,11 +134,8 @@ fn is_stopped(stop: Stop, job: &JobSpec, trigger: &Trigger, slot: &Slot, pod: &M
         Stop::All => true,
         Stop::Unfinished => !pod.phase.has_ended(),
         Stop::Target => trigger.targets.contains(slot),
-        Stop::ByPolicy => match job.clean_pods {
-            CleanPods::None => false,
-            CleanPods::Running => !pod.phase.has_ended(),
-            CleanPods::All => true,
-        },
+        // The member's service goes with it.
+        Stop::ByPolicy => services::is_cleaned(job.clean_pods, pod.phase),
     }
 }
 

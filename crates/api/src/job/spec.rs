@@ -152,6 +152,8 @@ pub struct JobSpec {
     pub array: Option<ArraySpec>,
     /// Bytes in base64, which each member finds in a file.
     pub payload: Option<String>,
+    /// Whether each member has a service in Consul's catalog.
+    pub services: bool,
 }
 
 /// PyTorch's `elasticPolicy`.

@@ -151,6 +151,7 @@ fn service(
     set("pod", pod.to_string());
     if let Some(identity) = identity_in(manifest.as_bytes()) {
         set("job", identity.job.to_string());
+        set("uid", identity.uid.to_string());
         set("task", identity.slot.task.clone());
         set("index", identity.slot.index.to_string());
     }

@@ -167,7 +167,12 @@ pub fn document(kind: &str, n: usize) -> Value {
     } else {
         spec["runPolicy"]["restartDelay"] = delay;
     }
-    json!({"apiVersion": api, "kind": word, "spec": spec})
+    // Members' services are requests of the agents that these worlds do not have.
+    let metadata = match word {
+        "Job" => json!({}),
+        _ => json!({"annotations": {"rcfarm/services": "false"}}),
+    };
+    json!({"apiVersion": api, "kind": word, "metadata": metadata, "spec": spec})
 }
 
 /// Initial record of a queue.
