@@ -108,6 +108,8 @@ pub struct StatusChain<S> {
     machine: Machine<S>,
     /// What the periodic check of statuses compares.
     expected: Arc<ExpectedStatus>,
+    /// The answer to a dependent transaction was lost.
+    has_lost_dependents: bool,
 }
 
 /// Positions of the parts of a transaction.
@@ -142,7 +144,9 @@ impl<S: ChainedStatus> StatusChain<S> {
         let is_read = read.is_some();
         let expected = claimed.statuses.register(&claimed.id, &key);
         let machine = Machine::new(read);
-        let chain = StatusChain { ctx, claimed, record, key, machine, expected };
+        let has_lost_dependents = false;
+        let chain =
+            StatusChain { ctx, claimed, record, key, machine, expected, has_lost_dependents };
         if is_read {
             chain.note_known();
         }
@@ -299,10 +303,10 @@ impl<S: ChainedStatus> StatusChain<S> {
     pub async fn commit_dependent(
         &self,
         mut txn: Txn<Fenced>,
-        audit: &AuditRecord,
+        audit: Option<&AuditRecord>,
     ) -> Result<Committed, ReconcileError> {
         let cause = AuditCause::decision(Some(self.status().observed_index()));
-        txn.push(self.audit_op(audit, &cause));
+        txn.extend(audit.map(|audit| self.audit_op(audit, &cause)));
         match self.write(txn).await? {
             Commit::Applied(index) => Ok(Committed::Applied(index)),
             Commit::ClaimLost => Err(ReconcileError::ClaimLost),
@@ -339,10 +343,12 @@ impl<S: ChainedStatus> StatusChain<S> {
             }
         }
         self.machine.set_open(unknown);
+        self.has_lost_dependents |= unknown;
     }
 
     fn has_dependents(&self) -> bool {
-        self.machine.is_open() && self.status().has_dependents()
+        let may_be_open = self.machine.is_open() && self.status().has_dependents();
+        may_be_open || self.has_lost_dependents
     }
 
     /// Writes the status unchanged. No dependent transaction of the one before can be applied after that.
@@ -350,6 +356,7 @@ impl<S: ChainedStatus> StatusChain<S> {
         let change = Change::of_status(RecordGuard::Any, self.status().clone());
         match self.send(change).await? {
             Committed::Applied(_) => {
+                self.has_lost_dependents = false;
                 self.machine.fall_behind();
                 Ok(())
             }

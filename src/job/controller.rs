@@ -1,6 +1,7 @@
 //! Controller of one claimed job: reads, plans, commits one transaction.
 
 mod batched_start;
+mod publish;
 mod step;
 mod view;
 
@@ -15,6 +16,7 @@ use super::caches::{JobCaches, KnownPods, Page};
 use super::collect_orphans::{self, collect_orphans};
 use super::events;
 use super::failpoints;
+use super::peers;
 use super::plan::{GroupStep, JobObserved, JobPlan, plan};
 use crate::cluster::job_pods::LabelledMember;
 use crate::farm::kind::{
@@ -280,6 +282,12 @@ impl JobController {
             }
             return Ok(Action::RequeueAfter(COLLECT_EVERY));
         }
+        let peers = peers::change(&self.id, status.peers.as_ref(), None).ops;
+        if collection.is_last
+            && let Some(refused) = self.write_peers(RecordGuard::Absent, peers).await?
+        {
+            return Ok(refused);
+        }
         let audit = vec![collect_orphans::audited(&self.ctx, &self.id, &status, &collection)];
         let status = match collection.is_last {
             true => StatusWrite::Delete,
@@ -441,7 +449,8 @@ impl JobController {
         }
         let mut status = self.chain.status().clone();
         if status.uid != uid {
-            status = JobStatus { uid, revision: status.revision, ..JobStatus::default() };
+            let JobStatus { revision, peers, .. } = status;
+            status = JobStatus { uid, revision, peers, ..JobStatus::default() };
         }
         self.note_first_phase(&mut status);
         status.say_meanwhile(JobReason::InvalidRecord, &problems);
@@ -506,6 +515,9 @@ impl Controller for JobController {
             };
             input = again;
             step = offload(input.record.size(), || self.plan_step(&input)).await?;
+        }
+        if let Some(refused) = self.publish_peers(&input, &mut step).await? {
+            return Ok(refused);
         }
         self.commit_step(input, step).await
     }

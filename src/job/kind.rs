@@ -54,6 +54,7 @@ pub fn spec() -> KindSpec {
             key::commands(),
             key::labels(LabelKind::Pod),
             key::intents(),
+            key::peers_records(),
         ],
         user_writes: vec![key::jobs(), key::job_labels(), key::commands()],
         sentinels: vec![key::jobs()],

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::frameworks::{self, Cluster, ClusterPeer, Variable, mpi};
+use super::peers;
 use super::plan::Create;
 use super::services::{self, ServicesObserved};
 use rcfarm_api::ids::{Namespaced, NodeName, PodId};
@@ -94,6 +95,7 @@ impl Placed<'_> {
             run_as: template.run_as.as_ref().map(|user| json!(user)),
             resource_limits: limits(&template.containers),
             services: self.service(&create.slot, peers).into_iter().collect(),
+            peers: peers::stanza(self.job, &create.slot),
             ..PodManifest::default()
         };
         manifest.text()

@@ -3,7 +3,7 @@
 //! Keys read: `rcfarm/jobs/<ns>/<name>` (the user's document, [`document`]), `rcfarm/job_status/`,
 //! `rcfarm/pod_groups/`, `rcfarm/pod_group_status/`, `rcfarm/commands/`, `labels/pod/`, `intent/`, `reality/`,
 //! `status/pods/`, `rcfarm/nodes/`.
-//! Keys written, in one transaction: `labels/pod/<node>/<pod>` and `intent/<node>/<pod>` of members,
+//! Keys written, beside or before that: `rcfarm/peers/<node>/<ns>/<name>`. In one transaction: `labels/pod/<node>/<pod>` and `intent/<node>/<pod>` of members,
 //! `rcfarm/job_status/<ns>/<name>`, `rcfarm/pod_groups/<ns>/<name>`, the executed `rcfarm/commands/<uuid v7>`
 //! (deleted), `audit_logs/<uuid v7>`; when a job is deleted, its record.
 //! Other writers: users write records and commands; the batch controller writes PodGroup statuses; node agents write
@@ -21,6 +21,7 @@
 //! | [`frameworks`] | rules of each framework |
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
 //! | [`services`] | services of members: Kubeflow's service half |
+//! | [`peers`] | where members are, for each other |
 //! | [`dependencies`] | jobs that wait for others |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
@@ -46,6 +47,7 @@ pub mod members;
 pub mod owner;
 pub mod owner_caches;
 pub mod owner_record;
+pub mod peers;
 pub mod plan;
 pub mod pod_status;
 pub mod pods;

@@ -311,7 +311,9 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
         // Until the job's first plan its status says at most why its record is not valid, beside what a newer version
         // has written.
         let other = if is_same { std::mem::take(&mut status.other) } else { Default::default() };
-        status = JobStatus { uid: seen.uid, revision, other, ..JobStatus::default() };
+        // Those of an older job of the name are replaced or deleted.
+        let peers = status.peers.take();
+        status = JobStatus { uid: seen.uid, revision, other, peers, ..JobStatus::default() };
         status.created = Some(seen.now);
         // Neither group nor pods exist yet, unless the status was deleted.
         status.round = seen.group.round;

@@ -161,6 +161,10 @@ layout! {
     allocations() -> Prefix = "rcfarm/allocations/";
     /// Allocations on a node, changed only by CAS.
     allocation(node: &NodeName) -> Key = "rcfarm/allocations/{node}";
+    peers_records() -> Prefix = "rcfarm/peers/";
+    node_peers(node: &NodeName) -> Prefix = "rcfarm/peers/{node}/";
+    /// Where the members of a job are, for its members on a node. Written by the job's owner.
+    peers(node: &NodeName, job: &Namespaced) -> Key = "rcfarm/peers/{node}/{job}";
     queues() -> Prefix = "rcfarm/queues/";
     queue(name: &QueueName) -> Key = "rcfarm/queues/{name}";
     queue_statuses() -> Prefix = "rcfarm/queue_status/";

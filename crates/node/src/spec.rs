@@ -34,8 +34,9 @@ use super::agent::restart::RestartPolicy;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::command_line::{Expansion, Variables};
 use rcfarm_api::manifest::{
-    HealthStanza, LaunchableStanza, Manifest, PodManifest, ProcessDurations, ProcessStanza,
-    RestartStanza, RestartWhen, ServiceStanza, check_known, check_launchable_name, plain,
+    HealthStanza, LaunchableStanza, Manifest, PeersStanza, PodManifest, ProcessDurations,
+    ProcessStanza, RestartStanza, RestartWhen, ServiceStanza, check_known, check_launchable_name,
+    plain,
 };
 use rcfarm_api::{FieldError, ResourceList};
 
@@ -58,6 +59,8 @@ pub struct PodSpec {
     pub single_instance: bool,
     /// Services that the node registers while the pod runs.
     pub services: Vec<ServiceStanza>,
+    /// Files that tell where the peers of a job's member are.
+    pub peers: Option<PeersStanza>,
 }
 
 /// One process of a pod, or why it cannot be run.
@@ -126,6 +129,7 @@ impl PodSpec {
             resources: manifest.resources().clone(),
             single_instance: fields.single_instance,
             services: fields.services,
+            peers: fields.peers,
         })
     }
 }

@@ -15,6 +15,9 @@ key_prefix "labels/pod/n1/"        { policy = "read" }
 key_prefix "rcfarm/nodes/"         { policy = "read" }
 key        "rcfarm/allocations/n1" { policy = "read" }
 
+# Where the peers of members of jobs on this node are.
+key_prefix "rcfarm/peers/n1/" { policy = "read" }
+
 # The sessions, and the agent's own check.
 session_prefix ""     { policy = "write" }
 service "rcfarm-node" { policy = "write" }

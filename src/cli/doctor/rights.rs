@@ -95,7 +95,7 @@ fn of_farm() -> Vec<Right> {
 /// What `node.hcl` grants to the agent of this node.
 fn of_node(node: &NodeName) -> Vec<Right> {
     let writes = [key::node_realities(node), key::pod_statuses(), key::healths(), key::bells()];
-    let reads = [key::intents(), key::node_pod_labels(node), key::nodes()];
+    let reads = [key::intents(), key::node_pod_labels(node), key::nodes(), key::node_peers(node)];
     let own = [key::node(node), key::node_labels(node)].map(|key| Right::key(key, true));
     below(&writes, true)
         .chain(below(&reads, false))

@@ -82,7 +82,7 @@ impl JobController {
             while under_way.len() < IN_FLIGHT && goes_on && !rest.is_empty() {
                 let (txn, made, event) = self.next_txn(input, &placed, &peers, &mut rest);
                 under_way.push(async move {
-                    let answer = self.chain.commit_dependent(txn, &event).await;
+                    let answer = self.chain.commit_dependent(txn, Some(&event)).await;
                     (made, answer)
                 });
             }

@@ -25,12 +25,15 @@ use serde_json::{Map, Value};
 pub use array::ARRAY_ANNOTATION;
 pub use fields::{FieldIssues, FieldReader, JobClass, JobQueue, class_field, queue_field};
 pub use payload::{LARGEST_PAYLOAD, PAYLOAD_ANNOTATION};
+pub use peers::PEER_CHANGE_ANNOTATION;
 pub use services::SERVICES_ANNOTATION;
 
 use super::dependencies;
 use super::owner::ControllerRef;
 use rcfarm_api::ids::{DEFAULT_NAMESPACE, Namespaced};
-use rcfarm_api::job::spec::{CleanPods, Framework, JobSpec, JobTask, RestartDelay, VOLCANO_JOB};
+use rcfarm_api::job::spec::{
+    CleanPods, Framework, JobSpec, JobTask, OnPeerChange, RestartDelay, VOLCANO_JOB,
+};
 use rcfarm_api::labels::{Labels, check_label_key, check_label_value};
 use rcfarm_api::manifest::plain;
 use rcfarm_api::pod_group::spec::MOST_MEMBERS;
@@ -168,6 +171,7 @@ fn read_as(
     job.payload = payload::read(document, &mut issues);
     array::read(&mut job, document, &mut issues);
     job.services = services::read(id, &job, document, &mut issues);
+    job.on_peer_change = peers::on_change(document, &mut issues);
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);
     (job, labels, issues)
@@ -456,6 +460,7 @@ fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpe
         array: None,
         payload: None,
         services: false,
+        on_peer_change: OnPeerChange::default(),
     }
 }
 

@@ -6,12 +6,15 @@
 
 use std::cmp::Reverse;
 
+use serde_json::Value;
+
 use super::fields::FieldIssues;
 use super::kubeflow::task_path;
+use super::payload::annotation;
 use crate::job::frameworks::{self, Cluster, ClusterPeer, Variable};
 use rcfarm_api::FieldError;
 use rcfarm_api::ids::Namespaced;
-use rcfarm_api::job::spec::{Framework, JobSpec, Plugin, Slot};
+use rcfarm_api::job::spec::{Framework, JobSpec, OnPeerChange, Plugin, Slot};
 use rcfarm_api::manifest::command_line::LONGEST_STRING;
 
 /// Addresses of the least and of the greatest length that IPv4 has.
@@ -21,6 +24,22 @@ const FEW: usize = LONGEST_STRING / 40;
 /// Tasks of which a member is examined. Roles that are told different things are fewer; members of further tasks are told
 /// the same but for their own name and index.
 const EXAMINED_TASKS: usize = 8;
+
+/// Annotation of a job, `files` or `none`: what its members have when one of them moves.
+pub const PEER_CHANGE_ANNOTATION: &str = "rcfarm/on-peer-change";
+
+/// What the annotation says; without it, files follow.
+pub(super) fn on_change(document: &Value, issues: &mut FieldIssues) -> OnPeerChange {
+    match annotation(document, PEER_CHANGE_ANNOTATION).map(Value::as_str) {
+        None | Some(Some("files")) => OnPeerChange::Files,
+        Some(Some("none")) => OnPeerChange::Nothing,
+        Some(_) => {
+            let path = format!("metadata.annotations.{PEER_CHANGE_ANNOTATION}");
+            issues.problem(path, "write files or none");
+            OnPeerChange::default()
+        }
+    }
+}
 
 /// Refuses a job whose members cannot be told of all their peers; warns where that depends on the addresses.
 pub(super) fn check(id: &Namespaced, job: &JobSpec, issues: &mut FieldIssues) {
@@ -77,7 +96,7 @@ fn remedy(job: &JobSpec) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::job::document::read;
@@ -172,6 +191,22 @@ mod tests {
         ] {
             let (problems, warnings) = issues(&document);
             assert_eq!((problems, warnings), (vec![], vec![]), "{document}");
+        }
+    }
+
+    #[test]
+    fn files_follow_the_peers_unless_the_annotation_says_none() {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let of = |word: Value| {
+            let mut document = tensorflow(2, false);
+            document["metadata"]["annotations"][PEER_CHANGE_ANNOTATION] = word;
+            read(&id, &document).map(|read| read.spec.on_peer_change)
+        };
+        assert_eq!(of(Value::Null).unwrap(), OnPeerChange::Files);
+        assert_eq!(of(json!("files")).unwrap(), OnPeerChange::Files);
+        assert_eq!(of(json!("none")).unwrap(), OnPeerChange::Nothing);
+        for word in [json!("restart"), json!(""), json!(1)] {
+            assert_eq!(of(word).unwrap_err()[0].path, "metadata.annotations.rcfarm/on-peer-change");
         }
     }
 

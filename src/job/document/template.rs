@@ -278,8 +278,8 @@ fn container(path: String, value: &Value, issues: &mut FieldIssues) -> Container
     }
     command.extend(fields.texts("args", issues));
     if command.iter().any(|word| word.contains(HOST_FILES)) {
-        let why = "there are no files of the svc plugin in /etc/volcano; the variables VC_<TASK>_HOSTS have the same \
-             addresses, divided by commas";
+        let why = "there are no files of the svc plugin in /etc/volcano; with the plugin they are in \
+             $RCFARM_PEERS/etc/volcano, and the variables VC_<TASK>_HOSTS have the same addresses, divided by commas";
         issues.warning(fields.at("command"), why);
     }
     let ports = ports(&mut fields, issues);

@@ -18,6 +18,7 @@ use super::machine::PhaseDecision;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Restart, Slot};
 use rcfarm_api::job::status::{JobMembers, JobReason};
+use rcfarm_api::manifest::{PeerForm, PeerPart, PeersStanza};
 
 pub(super) use volcano::TASK_INDEX;
 pub use volcano::argument;
@@ -153,11 +154,31 @@ pub trait Operator: Send + Sync {
     /// Environment variables of a member.
     fn environment(&self, cluster: &Cluster<'_>, slot: &Slot) -> Vec<Variable>;
 
+    /// Files and variables of a member that follow the addresses of the others. A variable has the value that
+    /// [`Operator::environment`] gives it. Empty: it is told of nobody.
+    fn peers(&self, job: &JobSpec, slot: &Slot) -> PeersStanza;
+
     /// Members whose addresses all others need: no member starts before they have nodes.
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot>;
 
     /// Result of the counts.
     fn outcome(&self, job: &JobSpec, counts: &TaskCounts<'_>) -> FrameworkOutcome;
+}
+
+/// `TF_CONFIG`, as a variable and as a file.
+fn tf_config_of(parts: Vec<PeerPart>) -> PeersStanza {
+    PeersStanza {
+        files: [("tf_config.json".to_owned(), parts.clone())].into(),
+        variables: [("TF_CONFIG".to_owned(), parts)].into(),
+    }
+}
+
+/// Address and port of a member, as variables of these names.
+fn told_of(task: &str, index: u32, names: &[(&str, PeerForm)]) -> PeersStanza {
+    let one = |(name, form): &(&str, PeerForm)| {
+        ((*name).to_owned(), vec![PeerPart::one(task, index, *form)])
+    };
+    PeersStanza { variables: names.iter().map(one).collect(), ..PeersStanza::default() }
 }
 
 /// Message of a job whose replicas are 0.

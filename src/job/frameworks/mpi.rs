@@ -9,6 +9,7 @@ use super::{
 use crate::job::machine::PhaseDecision;
 use rcfarm_api::job::spec::{JobSpec, Slot};
 use rcfarm_api::job::status::JobReason;
+use rcfarm_api::manifest::{PeerPart, PeersForm, PeersStanza};
 
 /// Variable with the text of the host file.
 const HOSTFILE: &str = "RCFARM_MPI_HOSTFILE";
@@ -33,6 +34,12 @@ impl Operator for Mpi {
             unless_set("I_MPI_HYDRA_BOOTSTRAP", "ssh"),
             everywhere(HOSTFILE, hostfile(cluster)),
         ]
+    }
+
+    fn peers(&self, job: &JobSpec, slot: &Slot) -> PeersStanza {
+        let workers = PeerPart::all("Worker", PeersForm::Slots(job.slots_per_worker));
+        let files = (slot.task == "Launcher").then(|| ("hostfile".to_owned(), vec![workers]));
+        PeersStanza { files: files.into_iter().collect(), ..PeersStanza::default() }
     }
 
     fn meets_at(&self, _: &JobSpec) -> Vec<Slot> {
@@ -61,10 +68,12 @@ fn hostfile(cluster: &Cluster<'_>) -> String {
     lines.map(|peer| format!("{} slots={slots}\n", peer.host)).collect()
 }
 
-/// The launcher's command, preceded by writing the host file.
+/// The launcher's command, preceded by writing the host file, unless the node's agent has: that one is newer.
 #[must_use]
 pub fn hostfile_command(command: &[String]) -> Vec<String> {
-    let script = format!(r#"printf %s "${HOSTFILE}" > "$POD_HOME/hostfile" && exec "$@""#);
+    let script = format!(
+        r#"{{ [ -n "$RCFARM_PEERS" ] || printf %s "${HOSTFILE}" > "$POD_HOME/hostfile"; }} && exec "$@""#
+    );
     let mut words = vec!["/bin/sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()];
     words.extend_from_slice(command);
     words

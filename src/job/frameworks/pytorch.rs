@@ -2,10 +2,11 @@
 
 use super::{
     Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, all_succeeded, everywhere, first_of,
-    led, listens,
+    led, listens, told_of,
 };
 use rcfarm_api::job::spec::{Elastic, Framework, JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::JobReason;
+use rcfarm_api::manifest::{PeerForm, PeersStanza};
 
 const PORT_NAME: &str = "pytorchjob-port";
 /// Default port of a member.
@@ -51,6 +52,29 @@ impl Operator for PyTorch {
             Some(elastic) => env.extend(meeting(cluster, elastic)),
         }
         env
+    }
+
+    fn peers(&self, job: &JobSpec, _: &Slot) -> PeersStanza {
+        if job.replicas() <= 1 {
+            return PeersStanza::default();
+        }
+        let mut stanza = PeersStanza::default();
+        if job.task("Master").is_some() {
+            let names = [
+                ("MASTER_ADDR", PeerForm::Host),
+                ("MASTER_PORT", PeerForm::Port),
+                ("PET_MASTER_ADDR", PeerForm::Host),
+                ("PET_MASTER_PORT", PeerForm::Port),
+            ];
+            stanza = told_of("Master", 0, &names);
+        }
+        // A port of its own counts only where the node gives none.
+        let elastic = job.elastic.as_ref();
+        if elastic.is_some_and(|elastic| elastic.host.is_none() && elastic.port.is_none()) {
+            let meets = told_of("Worker", 0, &[("PET_RDZV_ENDPOINT", PeerForm::Endpoint)]);
+            stanza.variables.extend(meets.variables);
+        }
+        stanza
     }
 
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot> {

@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 
 use super::{
     Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, all_succeeded, everywhere, led,
-    listens,
+    listens, tf_config_of,
 };
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Slot};
 use rcfarm_api::job::status::JobReason;
+use rcfarm_api::manifest::{PeerForm, PeerPart, PeersForm, PeersStanza};
 
 const PORT_NAME: &str = "tfjob-port";
 /// Default port of a member.
@@ -56,6 +57,13 @@ impl Operator for TensorFlow {
         }]
     }
 
+    fn peers(&self, job: &JobSpec, slot: &Slot) -> PeersStanza {
+        if job.replicas() <= 1 {
+            return PeersStanza::default();
+        }
+        tf_config_of(if job.dynamic_workers { sparse_parts(job, slot) } else { parts(job, slot) })
+    }
+
     fn meets_at(&self, _: &JobSpec) -> Vec<Slot> {
         Vec::new()
     }
@@ -95,6 +103,46 @@ fn config(cluster: &Cluster<'_>, slot: &Slot, environment: &str) -> String {
         task_of(slot),
         json!(environment)
     )
+}
+
+/// The parts of [`config`].
+fn parts(job: &JobSpec, slot: &Slot) -> Vec<PeerPart> {
+    let mut tasks: Vec<&JobTask> = job.tasks.iter().collect();
+    tasks.sort_by_key(|task| task.lower_name());
+    let mut parts = vec![PeerPart::text(r#"{"cluster":{"#)];
+    for (n, task) in tasks.into_iter().enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        parts.push(PeerPart::text(format!("{comma}{}:", json!(task.lower_name()))));
+        parts.push(PeerPart::all(&task.name, PeersForm::Endpoints));
+    }
+    parts.push(PeerPart::text(format!(r#"}},"task":{},"environment":"cloud"}}"#, task_of(slot))));
+    parts
+}
+
+/// The parts of [`sparse`].
+fn sparse_parts(job: &JobSpec, slot: &Slot) -> Vec<PeerPart> {
+    let text = |text: &str| PeerPart::Text(text.to_owned());
+    let own =
+        || [text("\""), PeerPart::one(&slot.task, slot.index, PeerForm::Endpoint), text("\"")];
+    let mut parts = vec![text(r#"{"cluster":{"worker":{"#)];
+    if slot.task == "Worker" {
+        parts.push(PeerPart::text(format!(r#""{}":"#, slot.index)));
+        parts.extend(own());
+    }
+    parts.push(text(r#"},"ps":"#));
+    match slot.task.as_str() {
+        "Worker" if job.task("PS").is_some() => {
+            parts.push(PeerPart::all("PS", PeersForm::Endpoints));
+        }
+        "PS" => {
+            parts.push(text("["));
+            parts.extend(own());
+            parts.push(text("]"));
+        }
+        _ => parts.push(text("[]")),
+    }
+    parts.push(PeerPart::text(format!(r#"}},"task":{}}}"#, task_of(slot))));
+    parts
 }
 
 fn task_of(slot: &Slot) -> String {

@@ -4,12 +4,13 @@ use serde_json::json;
 
 use super::{
     Cluster, FrameworkOutcome, NO_MEMBERS, Operator, TaskCounts, Variable, everywhere, first_of,
-    outcome, total,
+    outcome, tf_config_of, told_of, total,
 };
 use super::{pytorch, tensorflow};
 use crate::job::machine::PhaseDecision;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Plugin, Slot};
 use rcfarm_api::job::status::JobReason;
+use rcfarm_api::manifest::{PeerForm, PeerPart, PeersForm, PeersStanza};
 
 pub(super) struct Volcano;
 
@@ -89,6 +90,46 @@ impl Operator for Volcano {
         env
     }
 
+    fn peers(&self, job: &JobSpec, slot: &Slot) -> PeersStanza {
+        let mut stanza = PeersStanza::default();
+        let plugins = &job.plugins;
+        if let Some(arguments) = plugins.get(&Plugin::TensorFlow) {
+            stanza = tf_parts(job, slot, arguments).map(tf_config_of).unwrap_or_default();
+        }
+        if plugins.contains_key(&Plugin::Svc) {
+            for task in &job.tasks {
+                let file = format!("etc/volcano/{}.host", task.name);
+                stanza.files.insert(file, vec![PeerPart::all(&task.name, PeersForm::Lines)]);
+            }
+        }
+        let meets = [Plugin::Svc, Plugin::PyTorch, Plugin::TensorFlow, Plugin::Mpi];
+        if meets.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(job) {
+            for task in &job.tasks {
+                let hosts = vec![PeerPart::all(&task.name, PeersForm::Hosts)];
+                stanza.variables.insert(hosts_variable(task), hosts);
+            }
+        }
+        if let Some(arguments) = plugins.get(&Plugin::PyTorch) {
+            let role = |name| job.task(argument(arguments, name).unwrap_or(name));
+            let is_told = |task: &&JobTask| {
+                let is_worker = role("worker").is_some_and(|worker| worker.name == slot.task);
+                slot.task == task.name || is_worker
+            };
+            if let Some(master) = role("master").filter(is_told) {
+                let names = [("MASTER_ADDR", PeerForm::Host), ("MASTER_PORT", PeerForm::Port)];
+                stanza.variables.extend(told_of(&master.name, 0, &names).variables);
+            }
+        }
+        if let Some(arguments) = plugins.get(&Plugin::Mpi) {
+            let role = |name| argument(arguments, name).unwrap_or(name);
+            if let Some(worker) = job.task(role("worker")).filter(|_| slot.task == role("master")) {
+                let hosts = vec![PeerPart::all(&worker.name, PeersForm::Hosts)];
+                stanza.variables.insert("MPI_HOST".to_owned(), hosts);
+            }
+        }
+        stanza
+    }
+
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot> {
         let master = |arguments: &Vec<String>| {
             first_of(job.task(argument(arguments, "master").unwrap_or("master")))
@@ -152,10 +193,15 @@ fn inject_hosts(job: &JobSpec) -> bool {
     argument(arguments, "inject-hosts-env") != Some("false")
 }
 
+/// Name of the variable with the hosts of a task.
+fn hosts_variable(task: &JobTask) -> String {
+    format!("VC_{}_HOSTS", task.name.to_ascii_uppercase().replace('-', "_"))
+}
+
 fn hosts_of(cluster: &Cluster<'_>, task: &JobTask) -> [Variable; 2] {
     let name = task.name.to_ascii_uppercase().replace('-', "_");
     [
-        everywhere(format!("VC_{name}_HOSTS"), hosts(cluster, task).join(",")),
+        everywhere(hosts_variable(task), hosts(cluster, task).join(",")),
         everywhere(format!("VC_{name}_NUM"), task.replicas),
     ]
 }
@@ -203,6 +249,26 @@ fn tf_config(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option
         slot.index
     );
     Some(everywhere("TF_CONFIG", value))
+}
+
+/// The parts of [`tf_config`].
+fn tf_parts(job: &JobSpec, slot: &Slot, arguments: &[String]) -> Option<Vec<PeerPart>> {
+    if job.tasks.len() == 1 && job.replicas() == 1 {
+        return None;
+    }
+    let of = |role| job.task(argument(arguments, role).unwrap_or(role));
+    let own =
+        TF_ROLES.into_iter().find(|role| of(role).is_some_and(|task| task.name == slot.task))?;
+    let mut parts = vec![PeerPart::text(r#"{"cluster":{"#)];
+    let roles = TF_ROLES.into_iter().filter_map(|role| Some((role, of(role)?)));
+    for (n, (role, task)) in roles.enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        parts.push(PeerPart::text(format!("{comma}{}:", json!(role))));
+        parts.push(PeerPart::all(&task.name, PeersForm::Endpoints));
+    }
+    let task = format!(r#"}},"task":{{"type":{},"index":{}}}}}"#, json!(own), slot.index);
+    parts.push(PeerPart::text(task));
+    Some(parts)
 }
 
 fn mpi_host(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option<Variable> {

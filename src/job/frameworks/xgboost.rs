@@ -2,8 +2,10 @@
 
 use super::{
     Cluster, FrameworkOutcome, Operator, TaskCounts, Variable, everywhere, first_of, led, listens,
+    told_of,
 };
 use rcfarm_api::job::spec::{Framework, JobSpec, JobTask, Slot};
+use rcfarm_api::manifest::{PeerForm, PeerPart, PeersForm, PeersStanza};
 
 const PORT_NAME: &str = "xgboostjob-port";
 const PORT: u16 = 9999;
@@ -49,6 +51,22 @@ impl Operator for XgBoost {
             env.push(everywhere("WORKER_ADDRS", hosts.join(",")));
         }
         env
+    }
+
+    fn peers(&self, job: &JobSpec, slot: &Slot) -> PeersStanza {
+        if job.replicas() <= 1 || job.task("Master").is_none() {
+            return PeersStanza::default();
+        }
+        let names = [("MASTER_ADDR", PeerForm::Host), ("MASTER_PORT", PeerForm::Port)];
+        let mut stanza = told_of("Master", 0, &names);
+        if job.task("Worker").is_some() {
+            let own = if slot.task == "Worker" { slot.index } else { 0 };
+            let port = told_of("Worker", own, &[("WORKER_PORT", PeerForm::Port)]);
+            stanza.variables.extend(port.variables);
+            let workers = vec![PeerPart::all("Worker", PeersForm::Hosts)];
+            stanza.variables.insert("WORKER_ADDRS".to_owned(), workers);
+        }
+        stanza
     }
 
     fn meets_at(&self, job: &JobSpec) -> Vec<Slot> {

@@ -8,6 +8,7 @@ mod deletion;
 mod dependencies;
 mod drained;
 mod late_caches;
+mod peers;
 mod pod_ids;
 
 use deletion::nothing_is_left;

@@ -6,6 +6,7 @@ mod health;
 mod hostile;
 mod logs;
 mod owners;
+mod peers;
 mod pods;
 mod reports;
 mod services;

@@ -81,6 +81,7 @@ async fn doctor_knows_what_each_role_needs() {
         [
             "reality/n2/",
             "labels/pod/n2/",
+            "rcfarm/peers/n2/",
             "rcfarm/nodes/n2",
             "labels/node/n2",
             "rcfarm/allocations/n2"

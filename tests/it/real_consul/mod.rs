@@ -6,6 +6,7 @@ mod carried;
 mod controllers;
 mod gangs;
 mod jobs;
+mod peers;
 mod services;
 mod token_rotation;
 mod unix_socket;

@@ -4,6 +4,7 @@
 pub mod array;
 mod by_index;
 pub mod identity;
+pub mod peers;
 pub mod phase;
 pub mod spec;
 pub mod status;

@@ -154,6 +154,18 @@ pub struct JobSpec {
     pub payload: Option<String>,
     /// Whether each member has a service in Consul's catalog.
     pub services: bool,
+    /// What happens to its members when one of them moves.
+    pub on_peer_change: OnPeerChange,
+}
+
+/// What happens to the members of a job when one of them moves to another address.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnPeerChange {
+    /// Files in their homes follow.
+    #[default]
+    Files,
+    /// Nothing: they know what their environment says.
+    Nothing,
 }
 
 /// PyTorch's `elasticPolicy`.

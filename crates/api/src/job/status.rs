@@ -14,7 +14,7 @@ pub use conditions::{JobCondition, JobConditionType, end_condition, holds, set_c
 pub use failures::{MOST_FAILURES, MemberFailure};
 pub use memory::{Slots, TaskMemory};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +108,9 @@ pub struct JobStatus {
     /// Members whose last nodes went down soon after they were given them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub carried: Vec<CarriedMember>,
+    /// The records with the addresses of its members, `rcfarm/peers/`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<PublishedPeers>,
     /// Who owns the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
@@ -338,6 +341,16 @@ pub struct CarriedMember {
     /// Its nodes, and from when it may start again.
     #[serde(flatten)]
     pub carried: Carried,
+}
+
+/// What the records of the members' addresses say, and where they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PublishedPeers {
+    /// Hash of the addresses, in hexadecimal.
+    pub hash: String,
+    /// Nodes that have a record.
+    pub nodes: BTreeSet<NodeName>,
 }
 
 /// Who owns the record.

@@ -20,7 +20,7 @@ const P2_FIELDS: [&str; 8] = [
 ];
 
 /// Fields of a manifest that our agents or farms know.
-const OWN_FIELDS: [&str; 10] = [
+const OWN_FIELDS: [&str; 11] = [
     "id",
     "job",
     "launchables",
@@ -31,6 +31,7 @@ const OWN_FIELDS: [&str; 10] = [
     "resource_limits",
     "single_instance",
     "services",
+    "peers",
 ];
 
 /// Refuses fields that neither p2's programs nor ours know, launchables that nobody can run, and services that break a
@@ -126,7 +127,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::manifest::{LimitsStanza, Manifest, PodManifest, ServiceStanza};
+    use crate::manifest::{LimitsStanza, Manifest, PeersStanza, PodManifest, ServiceStanza};
 
     fn fields(text: &str) -> Value {
         Manifest::parse(text).unwrap().fields().unwrap()
@@ -189,6 +190,7 @@ mod tests {
             resource_limits: Some(LimitsStanza::default()),
             single_instance: true,
             services: vec![ServiceStanza { name: "web".to_owned(), ..ServiceStanza::default() }],
+            peers: Some(PeersStanza::default()),
             ..PodManifest::default()
         };
         check_known(&serde_json::to_value(all).unwrap()).unwrap();

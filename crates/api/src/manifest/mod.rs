@@ -8,6 +8,7 @@ mod clearsign;
 pub mod command_line;
 mod known;
 mod limits;
+mod peers;
 mod pod;
 mod process;
 mod services;
@@ -27,6 +28,7 @@ use crate::{FieldError, InvalidText, ResourceList};
 pub use crate::hash::content_hash;
 pub use known::{check_for_p2, check_known};
 pub use limits::p2_bytes;
+pub use peers::{PeerForm, PeerPart, PeersForm, PeersStanza, VARIABLES_FILE};
 pub use pod::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
     PodManifest, ProcessStanza, RestartStanza, RestartWhen,

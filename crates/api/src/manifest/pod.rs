@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::command_line::{Expansion, Variables};
-use super::{Manifest, ServiceStanza, plain};
+use super::{Manifest, PeersStanza, ServiceStanza, plain};
 use crate::FieldError;
 
 /// The fields of a pod manifest.
@@ -47,6 +47,9 @@ pub struct PodManifest {
     /// Services that the node registers in Consul's catalog while the pod runs.
     #[serde(deserialize_with = "or_no_services", skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceStanza>,
+    /// Of a member of a job: files that tell where its peers are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<PeersStanza>,
 }
 
 /// `resource_limits`.

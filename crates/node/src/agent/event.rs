@@ -1,16 +1,19 @@
 //! Events of the agent's loop, and what its other tasks send with them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
+use super::peers::PeersRead;
 use super::proof::{ProofVerdict, ReportBasis};
 use super::report::PodReport;
 use super::reported::ChangedReport;
 use rcfarm_api::ids::{NodeName, PodId, SessionId};
+use rcfarm_api::job::peers::PeersRecord;
 use rcfarm_api::node::Health;
 use rcfarm_store::{Answer, Claim, Commit, Entry, StoreError};
 
@@ -89,6 +92,10 @@ pub(super) enum AgentEvent {
     RealitiesListed(Option<Answer<BTreeSet<PodId>>>),
     /// What came of the services.
     ServicesWritten(ServiceResult),
+    /// A watched read of where the peers of this node's pods are; `None`: it failed.
+    PeersListed(Option<PeersRead>),
+    /// Files of a pod, whose intent had this hash, were written for a record, or why not.
+    PeersWritten { pod: PodId, hash: u64, record: Arc<PeersRecord>, written: Result<(), String> },
     /// Somebody asks for the state.
     Measure(oneshot::Sender<AgentGauges>),
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::driver::{Launch, StartFailure};
+use super::peers::PodPeers;
 use super::pod::PodTask;
 use super::state::{DataDir, StoredPod, read, replace_for};
 use super::users::{UserError, UserIds};
@@ -90,6 +91,9 @@ impl PodTask {
         if run_as.is_some() {
             // The agent's home is another user's.
             set("HOME", home.clone());
+        }
+        if self.peers.as_ref().is_some_and(PodPeers::are_written) {
+            set("RCFARM_PEERS", home.clone());
         }
         set("POD_HOME", home);
         if spec.config.is_some() {

@@ -1,7 +1,8 @@
 //! The node agent: runs the pods that `intent/<node>/` asks for and reports their state.
 //!
 //! Keys read: `intent/<node>/` (one blocking query), `labels/pod/<node>/` for the owners of new pods,
-//! `rcfarm/allocations/<node>` for their devices, `reality/<node>/` (a blocking query of its keys while there are some,
+//! `rcfarm/allocations/<node>` for their devices, `rcfarm/peers/<node>/` (one blocking query, while a pod has `peers`),
+//! `reality/<node>/` (a blocking query of its keys while there are some,
 //! and every five minutes) and then its own reports; before a pod is stopped because it is no longer intended, its
 //! `status/pods/<pod>/<node>` and its intent; before a single instance is started, `status/pods/<pod>/` and the intents
 //! and records of other nodes that have the pod.
@@ -20,6 +21,7 @@
 //! | [`plan`], [`proof`] | pure: next actions; proof that the intent of a pod is gone |
 //! | [`restart`], [`report`] | pure: restart pauses, operations of a report |
 //! | `launch` | what a process is started with |
+//! | `peers` | files that tell members of jobs where their peers are |
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`log_position`], [`log_starts`] | places in a log that is rotated; where the output of each start begins |
@@ -49,6 +51,7 @@ pub mod log_position;
 pub mod log_starts;
 pub mod logs;
 pub mod metrics;
+mod peers;
 pub mod plan;
 mod pod;
 mod pods;

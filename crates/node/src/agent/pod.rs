@@ -10,6 +10,7 @@ use super::PodPermits;
 use super::driver::{FoundProcess, Launch, ProcessExit, Started};
 use super::health_check::HealthVerdict;
 use super::intended::Intended;
+use super::peers::PodPeers;
 use super::plan::{AgentPod, AgentPodState, SingleInstance};
 use super::proof::{Expected, Proof};
 use super::report::{PodReport, cut_texts};
@@ -57,6 +58,8 @@ pub(super) struct PodTask {
     pub(super) service_notes: Vec<String>,
     /// Why Consul does not have its services.
     pub(super) service_problem: Option<String>,
+    /// Its files that tell where its peers are.
+    pub(super) peers: Option<PodPeers>,
 }
 
 pub(super) struct PodProcess {
@@ -190,6 +193,10 @@ impl PodTask {
         };
         let mut pod = PodTask::idle(id, intended, spec);
         (pod.processes, pod.single_instance) = (processes, single_instance);
+        // Without a job nobody writes them.
+        let stanza = pod.spec.as_ref().ok().and_then(|spec| spec.peers.clone());
+        let stanza = stanza.filter(|_| pod.intended.job.is_some());
+        pod.peers = stanza.map(|stanza| PodPeers::new(stanza, now));
         pod
     }
 
@@ -217,6 +224,7 @@ impl PodTask {
             services: Vec::new(),
             service_notes: Vec::new(),
             service_problem: None,
+            peers: None,
         }
     }
 
@@ -332,6 +340,11 @@ impl PodTask {
     }
 
     pub(super) fn observed(&self) -> AgentPod {
+        let not_before = self.peers.as_ref().map(PodPeers::waits_until).unwrap_or_default();
+        let state = |process: &PodProcess| match process.state {
+            AgentPodState::Waiting(at) => AgentPodState::Waiting(at.max(not_before)),
+            state => state,
+        };
         let processes = self.processes.iter();
         AgentPod {
             hash: self.intended.hash,
@@ -340,7 +353,7 @@ impl PodTask {
             was_started: self.was_started,
             proof: self.proof,
             forget_at: self.forget_at,
-            processes: processes.map(|(name, process)| (name.clone(), process.state)).collect(),
+            processes: processes.map(|(name, process)| (name.clone(), state(process))).collect(),
         }
     }
 
@@ -536,7 +549,8 @@ impl PodTask {
     fn all_notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = Vec::new();
         let of_services = self.service_notes.iter().chain(&self.service_problem);
-        for note in self.notes.values().flatten().chain(of_services) {
+        let of_peers = self.peers.iter().filter_map(|peers| peers.problem.as_ref());
+        for note in self.notes.values().flatten().chain(of_services).chain(of_peers) {
             if !notes.contains(note) {
                 notes.push(note.clone());
             }

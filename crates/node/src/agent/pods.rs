@@ -189,7 +189,7 @@ impl NodePods {
     }
 
     /// Spawns a task of one pod. If it panics, the loop gets [`AgentEvent::PodPanicked`].
-    fn spawn_for(
+    pub(super) fn spawn_for(
         &mut self,
         pod: &PodId,
         launchable: Option<&str>,

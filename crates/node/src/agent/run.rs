@@ -15,6 +15,7 @@ use super::event::{AgentEvent, PresenceState};
 use super::intended::NodeIntents;
 use super::intents::IntentWatch;
 use super::metrics::{AgentGauges, AgentMetrics};
+use super::peers::PeersWatch;
 use super::plan::{AgentAction, AgentObserved, AgentPlan, AgentPod, SingleInstance, plan};
 use super::pod::PodTask;
 use super::pods::NodePods;
@@ -115,6 +116,7 @@ impl Agent {
             read_intents_again: Arc::default(),
             compare_later: Arc::default(),
             realities: RealityWatch::default(),
+            peers: PeersWatch::default(),
             services: watch::Sender::default(),
             registered_services: 0,
             metrics,
@@ -142,6 +144,7 @@ struct AgentLoop {
     /// Has the reports compared [`LATE_WRITES`] from now.
     compare_later: Arc<Notify>,
     realities: RealityWatch,
+    peers: PeersWatch,
     /// What is to be registered with the local Consul agent.
     services: watch::Sender<ServiceState>,
     /// Services that the local Consul agent has.
@@ -171,6 +174,7 @@ impl AgentLoop {
             let act_at = self.act();
             let report_at = self.report();
             self.watch_realities();
+            self.pods.follow_peers(&mut self.peers);
             self.show_services();
             let next = [act_at, report_at].into_iter().flatten().min();
             tokio::select! {
@@ -252,6 +256,10 @@ impl AgentLoop {
                 }
             }
             AgentEvent::Realities(pods) => self.reporter.found_in_consul(pods),
+            AgentEvent::PeersListed(read) => self.pods.peers_listed(&mut self.peers, read),
+            AgentEvent::PeersWritten { pod, hash, record, written } => {
+                self.pods.peers_written(&pod, hash, record, written);
+            }
             AgentEvent::Reported(outcome, sent) => {
                 let result = self.reporter.finished(outcome, sent, &self.pods.by_id);
                 self.note_reported();

@@ -167,10 +167,11 @@ pub fn document(kind: &str, n: usize) -> Value {
     } else {
         spec["runPolicy"]["restartDelay"] = delay;
     }
-    // Members' services are requests of the agents that these worlds do not have.
+    // Services and peers' files are the agents', which these worlds do not have.
     let metadata = match word {
         "Job" => json!({}),
-        _ => json!({"annotations": {"rcfarm/services": "false"}}),
+        _ => json!({"annotations":
+            {"rcfarm/services": "false", "rcfarm/on-peer-change": "none"}}),
     };
     json!({"apiVersion": api, "kind": word, "metadata": metadata, "spec": spec})
 }
