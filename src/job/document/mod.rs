@@ -170,7 +170,7 @@ fn read_as(
     issues.problems.extend(dependencies::in_document(id, document).err());
     job.payload = payload::read(document, &mut issues);
     array::read(&mut job, document, &mut issues);
-    job.services = services::read(id, &job, document, &mut issues);
+    job.services = services::read(&job, document, &mut issues);
     job.on_peer_change = peers::on_change(document, &mut issues);
     labelled_queue(&mut job, document, &labels, &mut issues);
     validate(id, &job, &mut issues);

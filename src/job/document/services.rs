@@ -4,22 +4,14 @@ use serde_json::Value;
 
 use super::fields::FieldIssues;
 use super::payload::annotation;
-use crate::job::services::name_of;
-use rcfarm_api::ids::Namespaced;
-use rcfarm_api::job::spec::{JobSpec, Plugin, Slot};
-use rcfarm_api::manifest::check_service_name;
+use rcfarm_api::job::spec::{JobSpec, Plugin};
 
 /// Annotation of a job, `"true"` or `"false"`: whether each member has a service.
 pub const SERVICES_ANNOTATION: &str = "rcfarm/services";
 
 /// Whether each member of the job has a service: what the annotation says; without it, those of Kubeflow's jobs and of
-/// jobs with Volcano's plugin `svc`. Warns of names that no service may have, if the annotation asks for them.
-pub(super) fn read(
-    id: &Namespaced,
-    job: &JobSpec,
-    document: &Value,
-    issues: &mut FieldIssues,
-) -> bool {
+/// jobs with Volcano's plugin `svc`.
+pub(super) fn read(job: &JobSpec, document: &Value, issues: &mut FieldIssues) -> bool {
     let default = job.framework.is_kubeflow() || job.plugins.contains_key(&Plugin::Svc);
     let Some(value) = annotation(document, SERVICES_ANNOTATION) else { return default };
     let path = format!("metadata.annotations.{SERVICES_ANNOTATION}");
@@ -30,14 +22,6 @@ pub(super) fn read(
             issues.problem(path, "write \"true\" or \"false\", with quotes");
             return default;
         }
-    }
-    let last = job.tasks.iter().filter_map(|task| {
-        let index = task.replicas.checked_sub(1)?;
-        check_service_name(&name_of(id, &Slot::new(&task.name, index))).err()
-    });
-    if let Some(error) = { last }.next() {
-        let why = format!("members of this name have no service: {}", error.problem);
-        issues.warning(path, why);
     }
     true
 }
@@ -87,16 +71,5 @@ mod tests {
             let problems = document::read(&id, &job("Job", &annotation)).unwrap_err();
             assert_eq!(problems[0].path, "metadata.annotations.rcfarm/services");
         }
-    }
-
-    #[test]
-    fn names_that_no_service_may_have_are_warned_about_where_they_are_asked_for() {
-        // With task and index the name is too long.
-        let id = format!("default/{}", "a".repeat(62)).parse().unwrap();
-        let warnings = |annotation: &Value| {
-            let read = document::read(&id, &job("TFJob", annotation)).unwrap();
-            read.warnings.into_iter().filter(|one| one.path.ends_with("rcfarm/services")).count()
-        };
-        assert_eq!((warnings(&json!("true")), warnings(&Value::Null)), (1, 0));
     }
 }
