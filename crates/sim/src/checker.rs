@@ -15,7 +15,6 @@ use crate::facts::{
     CHECK_TTL, CheckFacts, MachineRuns, ProcessRun, SessionProof, SimActor, SimProcess, Violation,
     is_controllers,
 };
-use crate::liveness::AFTER_FAULTS;
 use crate::mix::Mix;
 use crate::model::{SimModel, notes};
 use crate::reached::{Occasion, met_if};
@@ -166,13 +165,6 @@ impl Checker {
     pub fn healed(&self) {
         let facts = &mut self.lock().facts;
         facts.healed_at = facts.users_clock.as_ref().map(|clock| clock.wall());
-    }
-
-    /// All clocks were set forward while everything was settled: nothing is at fault from that moment on.
-    pub fn set_forward(&self) {
-        let facts = &mut self.lock().facts;
-        let now = facts.users_clock.as_ref().map(|clock| clock.wall());
-        facts.healed_at = now.and_then(|now| now.checked_sub(AFTER_FAULTS).ok());
     }
 
     /// A process starts, on a machine with this clock.

@@ -14,7 +14,7 @@ use rcfarm_api::ids::{Namespaced, SessionId};
 use rcfarm_store::time::Clock as _;
 
 /// After the end of the faults a farm may have to be claimed, or to wait for a quarantine.
-pub const AFTER_FAULTS: Duration = Duration::from_secs(150);
+const AFTER_FAULTS: Duration = Duration::from_secs(150);
 
 /// Describes what is not settled, with the invariant that it violates; `None`: everything is.
 #[must_use]

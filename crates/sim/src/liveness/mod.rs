@@ -7,8 +7,6 @@ mod jobs;
 mod names;
 mod services;
 
-pub use flows::AFTER_FAULTS;
-
 use std::collections::BTreeSet;
 
 use crate::facts::CheckFacts;
