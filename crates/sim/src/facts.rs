@@ -20,6 +20,9 @@ pub const VIEW: Duration = Duration::from_secs(25);
 /// The TTL of the check of simulated farms.
 pub const CHECK_TTL: Duration = Duration::from_secs(2);
 
+/// After the end of the faults a farm may have to be claimed, or to wait for a quarantine.
+pub const AFTER_FAULTS: Duration = Duration::from_secs(150);
+
 /// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {

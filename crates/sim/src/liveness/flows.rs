@@ -1,10 +1,9 @@
 //! Liveness of CronJobs and JobFlows after the faults have ended.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use crate::checks::{minute_in, misjudged};
-use crate::facts::CheckFacts;
+use crate::facts::{AFTER_FAULTS, CheckFacts};
 use crate::model::FlowModel;
 use crate::workload::schedules;
 use rcfarm_api::Timestamp;
@@ -12,9 +11,6 @@ use rcfarm_api::cron;
 use rcfarm_api::flow::{self, FlowPhase};
 use rcfarm_api::ids::{Namespaced, SessionId};
 use rcfarm_store::time::Clock as _;
-
-/// After the end of the faults a farm may have to be claimed, or to wait for a quarantine.
-const AFTER_FAULTS: Duration = Duration::from_secs(150);
 
 /// Describes what is not settled, with the invariant that it violates; `None`: everything is.
 #[must_use]
