@@ -66,7 +66,7 @@ pub(super) fn spawn(launch: &Launch, log: File) -> Result<Child, StartFailure> {
 
 fn start(launch: &Launch, command: &mut Command) -> Result<Child, StartFailure> {
     drop_privileges(launch)?;
-    let home = launch.cgroup.as_deref().map(enter).transpose()?;
+    let home = launch.cgroup.as_deref().map(|group| enter(group, cgroup::own())).transpose()?;
     let started = command.spawn();
     if let Some(home) = home {
         // The process inherited the cgroup. The shim leaves it again, so that limits do not apply to the shim.
@@ -127,12 +127,7 @@ fn read_launch() -> io::Result<Launch> {
 }
 
 fn replace(launch: &Launch) -> String {
-    let prepared = || {
-        drop_privileges(launch)?;
-        launch.cgroup.as_deref().map(enter).transpose()?;
-        command(launch)
-    };
-    match prepared() {
+    match prepared(launch, cgroup::own()) {
         Ok(mut command) => {
             let error = command.stdout(Stdio::null()).stderr(Stdio::null()).exec();
             // The caller names it as in the manifest: the values of its variables may be secrets.
@@ -140,6 +135,13 @@ fn replace(launch: &Launch) -> String {
         }
         Err(failure) => failure.why().to_owned(),
     }
+}
+
+/// The command of a launch, in whose cgroup this process then is. `home`: the cgroup that it is in.
+fn prepared(launch: &Launch, home: Option<PathBuf>) -> Result<Command, StartFailure> {
+    drop_privileges(launch)?;
+    launch.cgroup.as_deref().map(|group| enter(group, home)).transpose()?;
+    command(launch)
 }
 
 fn command(launch: &Launch) -> Result<Command, StartFailure> {
@@ -210,10 +212,10 @@ fn drop_privileges(launch: &Launch) -> Result<(), String> {
     Ok(())
 }
 
-/// Moves this process into a cgroup, which its next child inherits. Returns the cgroup that it left.
-fn enter(group: &Path) -> Result<PathBuf, String> {
+/// Moves this process from the cgroup `home`, which is returned, into another one, which its next child inherits.
+fn enter(group: &Path, home: Option<PathBuf>) -> Result<PathBuf, String> {
     let message = |error| format!("the cgroup {} cannot be entered: {error}", group.display());
-    let home = cgroup::own().ok_or_else(|| "no cgroup v2 is mounted".to_owned())?;
+    let home = home.ok_or_else(|| "no cgroup v2 is mounted".to_owned())?;
     fs::write(group.join("cgroup.procs"), "0").map_err(message)?;
     Ok(home)
 }
@@ -252,6 +254,29 @@ mod tests {
             raise_oom_score(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), raised);
         }
+    }
+
+    #[test]
+    fn program_of_a_check_begins_in_the_cgroup_of_its_pod() {
+        let group = tempfile::tempdir().unwrap();
+        let launch = Launch {
+            command: vec!["true".to_owned()],
+            cwd: group.path().to_owned(),
+            cgroup: Some(group.path().to_owned()),
+            privileged: true,
+            ..Launch::default()
+        };
+        let home = Some(PathBuf::from("/home"));
+        prepared(&launch, home.clone()).unwrap();
+        let entered = fs::read_to_string(group.path().join("cgroup.procs")).unwrap();
+        assert_eq!(entered, "0", "the process that writes it");
+        assert_eq!(enter(group.path(), home).unwrap(), Path::new("/home"), "to go back");
+
+        let none = prepared(&launch, None).unwrap_err();
+        assert!(none.why().contains("no cgroup v2 is mounted"), "{}", none.why());
+        let gone = Launch { cgroup: Some(group.path().join("gone")), ..launch };
+        let gone = prepared(&gone, Some(PathBuf::new())).unwrap_err();
+        assert!(gone.why().contains("gone cannot be entered"), "{}", gone.why());
     }
 
     /// As root without CAP_SETPCAP, or as the user of the tests.

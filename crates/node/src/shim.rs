@@ -47,10 +47,11 @@ pub enum ShimMessage {
 
 /// Interval of reads of the lease.
 const LEASE_INTERVAL: Duration = Duration::from_millis(200);
-/// Interval of checks of the log's size.
-const LOG_INTERVAL: Duration = Duration::from_secs(5);
-/// Milliseconds before the end of the lease at which the process gets its stop signal.
-const SIGNAL_BEFORE: u64 = 3_000;
+/// Bounds of the time between two looks at the log's size. The upper one is how long a process may write unseen that was
+/// quiet before.
+const LOG_INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// Time before the end of the lease at which the process gets its stop signal.
+pub const SIGNAL_BEFORE: Duration = Duration::from_secs(3);
 /// Milliseconds before the end of the lease at which the process is killed.
 const KILL_BEFORE: u64 = 1_000;
 
@@ -86,7 +87,7 @@ pub fn run(dir: &Path) -> io::Result<()> {
     let _ = fs::remove_file(dir.join("running.json"));
     let shared = Arc::new(Shared::default());
     // The threads first: without them, a process would run without its lease.
-    let started = spawn_threads(dir, &launch, &shared).and_then(|()| start(&launch));
+    let started = spawn_threads(dir, &launch, &shared, rotate).and_then(|()| start(&launch));
     let child = match started {
         Ok(child) => child,
         Err(failure) => {
@@ -115,12 +116,20 @@ pub fn run(dir: &Path) -> io::Result<()> {
     state::write(&dir.join("exit.json"), &exit)
 }
 
+/// Rotates the log at a path if it is larger than so many bytes.
+type RotateLog = fn(&Path, u64) -> io::Result<bool>;
+
 /// Starts the threads, which run until the shim exits.
-fn spawn_threads(dir: &Path, launch: &Launch, shared: &Arc<Shared>) -> Result<(), StartFailure> {
+fn spawn_threads(
+    dir: &Path,
+    launch: &Launch,
+    shared: &Arc<Shared>,
+    rotate: RotateLog,
+) -> Result<(), StartFailure> {
     let failed = |error: io::Error| format!("no thread can be started: {error}");
     // A thread of its own: while a large log is copied, the lease may end.
     let (log, most) = (launch.log.clone(), launch.log_bytes);
-    thread::Builder::new().spawn(move || rotate_log(&log, most)).map_err(failed)?;
+    thread::Builder::new().spawn(move || rotate_log(&log, most, rotate)).map_err(failed)?;
     let (dir, launch, shared) = (dir.to_owned(), launch.clone(), shared.clone());
     thread::Builder::new().spawn(move || supervise(&dir, &launch, &shared)).map_err(failed)?;
     Ok(())
@@ -186,11 +195,28 @@ fn open_log(launch: &Launch) -> io::Result<File> {
 
 /// Rotates the log. Runs until the shim exits.
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
-fn rotate_log(log: &Path, most: u64) {
+fn rotate_log(log: &Path, most: u64, rotate: RotateLog) {
+    let (mut pause, mut before, mut since) = (LOG_INTERVALS[0], 0, since_boot());
     loop {
-        let _ = rotate(log, most);
-        thread::sleep(LOG_INTERVAL);
+        let size = fs::symlink_metadata(log).map_or(0, |found| found.len());
+        let now = since_boot();
+        // What was rotated in between began from nothing. No time has passed before the first look.
+        let grown = if size < before { size } else { size - before };
+        if now > since {
+            pause = next_look(grown, Duration::from_millis(now - since), most);
+        }
+        since = now;
+        before = if rotate(log, most).unwrap_or(false) { 0 } else { size };
+        thread::sleep(pause);
     }
+}
+
+/// When to look at a log again that has `grown` by so many bytes since the last look, `elapsed` ago: before it grows by
+/// `max` bytes if it goes on like that, so that it is rotated before it has twice as many. Within [`LOG_INTERVALS`]. Pure.
+fn next_look(grown: u64, elapsed: Duration, max: u64) -> Duration {
+    let [shortest, longest] = LOG_INTERVALS;
+    let nanoseconds = elapsed.as_nanos().saturating_mul(max.into()) / u128::from(grown.max(1));
+    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)).clamp(shortest, longest)
 }
 
 /// Retries `running.json`, and stops the process before the lease ends. Runs until the shim exits.
@@ -242,7 +268,7 @@ impl LeaseWatch {
     /// The signal to send now, for a lease that ends at `until`.
     fn signal(&mut self, until: u64, now: u64) -> Option<LeaseSignal> {
         let rest = until.saturating_sub(now);
-        if rest > SIGNAL_BEFORE {
+        if u128::from(rest) > SIGNAL_BEFORE.as_millis() {
             self.is_signalled = false;
             self.expired_until = self.expired_until.filter(|end| *end > now);
             return None;
@@ -262,7 +288,51 @@ impl LeaseWatch {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
     use super::*;
+
+    /// The lease has ended, and the copy of a large log takes longer than the process.
+    #[test]
+    fn rotation_does_not_delay_the_end_of_a_lease() {
+        let directory = tempfile::tempdir().unwrap();
+        let lease = directory.path().join("lease");
+        fs::write(&lease, "0").unwrap();
+        let launch = Launch { lease: Some(lease), ..Launch::default() };
+        let shared = Arc::new(Shared::default());
+        #[expect(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
+        let copy = |_: &Path, _: u64| {
+            thread::sleep(Duration::from_secs(3600));
+            Ok(true)
+        };
+        spawn_threads(directory.path(), &launch, &shared, copy).unwrap();
+        let child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+        shared.group.set(Pid::from_child(&child)).unwrap();
+        let ended = wait(child, &shared).unwrap();
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()), "it slept to its end: {ended}");
+        assert!(shared.expired.load(Ordering::SeqCst), "the end is one of the lease");
+    }
+
+    #[test]
+    fn log_is_looked_at_before_it_doubles_its_limit() {
+        let megabytes = |n: u64| n << 20;
+        let second = Duration::from_secs(1);
+        for (grown, elapsed, max, next) in [
+            (0, second, megabytes(10), 1_000),
+            (megabytes(1), second, megabytes(10), 1_000),
+            (megabytes(20), second, megabytes(10), 500),
+            (megabytes(2), second / 10, megabytes(10), 500),
+            (megabytes(250), second, megabytes(10), 100),
+            (megabytes(250), second, megabytes(50), 200),
+            (megabytes(1), Duration::ZERO, megabytes(10), 100),
+            (u64::MAX, second, 1, 100),
+            (1, Duration::MAX, u64::MAX, 1_000),
+        ] {
+            let pause = next_look(grown, elapsed, max);
+            assert_eq!(pause, Duration::from_millis(next), "{grown} in {elapsed:?}, at most {max}");
+        }
+    }
 
     #[test]
     fn lease_signals_once_and_kills_before_it_ends() {

@@ -150,8 +150,39 @@ enum CheckState {
     Attached(TtlService),
     /// The settings want none.
     Unwanted,
-    /// It cannot be used, for this reason.
-    Unusable(String),
+    /// It cannot be used.
+    Unusable(CheckRefusal),
+}
+
+/// Why a check cannot be used, and what to do about it; for people.
+#[derive(Debug, PartialEq, Eq)]
+struct CheckRefusal {
+    why: String,
+    fix: String,
+}
+
+impl CheckRefusal {
+    /// By the answer to the registration of the service, or of a session with its check.
+    fn of(error: &StoreError, service: &str) -> CheckRefusal {
+        let fix = match error {
+            StoreError::Forbidden { .. } => format!("grant service \"{service}\" write to the token"),
+            StoreError::Rejected { body, .. } if body.contains("Missing check") => {
+                "see the Consul agent's log for why it cannot sync with the servers; if its node name is reserved by an \
+                 older node, deregister that one, or give the agent its node id"
+                    .to_owned()
+            }
+            _ => "see the Consul agent's log".to_owned(),
+        };
+        CheckRefusal { why: error.to_string(), fix }
+    }
+
+    /// The check was registered at one agent and passed at another, or the agent has restarted.
+    fn lost() -> CheckRefusal {
+        CheckRefusal {
+            why: "the Consul agent lost the check at once".to_owned(),
+            fix: "give the address of one agent, the one on this machine".to_owned(),
+        }
+    }
 }
 
 impl CheckState {
@@ -177,7 +208,15 @@ impl KeptSession {
     /// Why the session has no check although the settings want one.
     pub fn check_problem(&self) -> Option<&str> {
         match &self.state.check {
-            CheckState::Unusable(why) => Some(why),
+            CheckState::Unusable(refusal) => Some(&refusal.why),
+            CheckState::Attached(_) | CheckState::Unwanted => None,
+        }
+    }
+
+    /// What to do about [`KeptSession::check_problem`].
+    pub fn check_fix(&self) -> Option<&str> {
+        match &self.state.check {
+            CheckState::Unusable(refusal) => Some(&refusal.fix),
             CheckState::Attached(_) | CheckState::Unwanted => None,
         }
     }
@@ -245,11 +284,11 @@ impl Keeper {
             && !error.is_retryable()
             && self.refused.fetch_add(1, Ordering::SeqCst) + 1 >= CHECK_ATTEMPTS
         {
-            let why = error.to_string();
+            let refusal = CheckRefusal::of(error, self.member.service);
             self.deregister(service).await;
             sent_at = monotonic();
             created = self.create_session(None).await;
-            check = CheckState::Unusable(why);
+            check = CheckState::Unusable(refusal);
         }
         let session = created?;
         let deadlines = Deadlines {
@@ -262,7 +301,7 @@ impl Keeper {
                 self.retries.store(0, Ordering::SeqCst);
             }
             CheckState::Unwanted => {}
-            CheckState::Unusable(why) => self.warn_of_slow_failover(why),
+            CheckState::Unusable(refusal) => self.warn_of_slow_failover(refusal),
         }
         let epoch = Epoch::new(session, deadlines.earlier());
         info!(session = %epoch.session(), check = check.service().is_some(), "session opened");
@@ -282,8 +321,7 @@ impl Keeper {
         self.store().create_session(&new).await
     }
 
-    fn warn_of_slow_failover(&self, why: &str) {
-        let fix = format!("grant service \"{}\" write, and use a local agent", self.member.service);
+    fn warn_of_slow_failover(&self, CheckRefusal { why, fix }: &CheckRefusal) {
         let crash_noticed_after = self.settings.session_ttl * 2;
         warn!(
             alert = true,
@@ -318,11 +356,13 @@ impl Keeper {
         match self.store().register_service(&service).await {
             Ok(()) => {}
             Err(error) if error.is_retryable() => return Err(error),
-            Err(error) => return Ok(CheckState::Unusable(error.to_string())),
+            Err(error) => {
+                return Ok(CheckState::Unusable(CheckRefusal::of(&error, self.member.service)));
+            }
         }
         Ok(match self.store().pass_check(&service.check_id(), "started").await? {
             true => CheckState::Attached(service),
-            false => CheckState::Unusable("the Consul agent lost the check at once".to_owned()),
+            false => CheckState::Unusable(CheckRefusal::lost()),
         })
     }
 
@@ -503,6 +543,26 @@ impl Keeper {
         }
         if let Some(service) = kept.check.service().filter(|_| deregister) {
             self.deregister(service).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_about_a_refused_check_follows_its_cause() {
+        let rejected = |body: &str| StoreError::Rejected { status: 500, body: body.to_owned() };
+        let forbidden = StoreError::Forbidden { what: "PUT /v1/agent/service/register".to_owned() };
+        for (error, fix, not) in [
+            (forbidden, "grant service \"rcfarm-node\" write", "sync"),
+            (rejected("Missing check 'service:a' registration"), "cannot sync", "grant"),
+            (rejected("Invalid TTL"), "the Consul agent's log", "grant"),
+        ] {
+            let refusal = CheckRefusal::of(&error, "rcfarm-node");
+            assert_eq!(refusal.why, error.to_string());
+            assert!(refusal.fix.contains(fix) && !refusal.fix.contains(not), "{refusal:?}");
         }
     }
 }

@@ -23,7 +23,7 @@ pub struct NodeRecord {
     /// Unix socket of its agent's server for logs, on the node itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_socket: Option<String>,
-    /// A fault of the node that its operator must remove, such as a full disk.
+    /// A fault of the node that its operator must remove, such as a full disk or a check that Consul refuses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Labels that the agent was started with. It sets them on the node and removes them again.

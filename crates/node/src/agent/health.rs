@@ -227,6 +227,63 @@ mod tests {
         assert_eq!(more.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 
+    /// A client for each check takes 34 to 83 ms of processor, to read the certificates that the machine trusts.
+    #[tokio::test]
+    async fn http_checks_share_one_client() {
+        use rustix::time::{ClockId, clock_gettime};
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        const CHECKS: i64 = 200;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let serve = async {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let _ = stream.read(&mut [0; 1024]).await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+            }
+        };
+        // Of this thread, which runs the server, too.
+        let used = || {
+            let used = clock_gettime(ClockId::ThreadCPUTime);
+            used.tv_sec * 1_000_000 + used.tv_nsec / 1_000
+        };
+        let checks = async {
+            // The first one makes the client.
+            assert_eq!(http(&url, url.clone()).await.0, Health::Passing);
+            let before = used();
+            for _ in 0..CHECKS {
+                assert_eq!(http(&url, url.clone()).await.0, Health::Passing);
+            }
+            (used() - before) / CHECKS
+        };
+        let each = tokio::select! {
+            each = checks => each,
+            () = serve => unreachable!("it serves for ever"),
+        };
+        eprintln!("processor time of an HTTP check and its answer: {each} µs");
+        assert!(each < 15_000, "{each} µs of processor for each check");
+    }
+
+    /// The limits of the pod apply to its checks.
+    #[tokio::test]
+    async fn exec_check_is_started_in_the_cgroup_of_its_pod() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let (program, given) = (directory.path().join("program"), directory.path().join("given"));
+        // In place of `rcfarm node exec`, which enters the cgroup of the launch that it is given.
+        std::fs::write(&program, format!("#!/bin/sh\n/bin/cat > {}\n", given.display())).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let group = Path::new("/sys/fs/cgroup/rcfarm.slice/n1/web");
+        let launch =
+            Launch { cgroup: Some(group.to_owned()), run_as: Some((7, 8)), ..Launch::default() };
+        let command = ["true".to_owned()];
+        let result = exec(&command, Expansion::Braces, &launch, &program).await;
+        assert_eq!(result.0, Health::Passing, "{result:?}");
+        let given: Launch = serde_json::from_slice(&std::fs::read(&given).unwrap()).unwrap();
+        assert_eq!((given.cgroup.as_deref(), given.run_as), (Some(group), Some((7, 8))));
+        assert_eq!(given.command, command);
+    }
+
     #[test]
     fn shown_url_has_no_query_and_no_password() {
         for (url, expected) in [

@@ -51,6 +51,15 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// Fails if there is no regular file at `path`, or if it cannot be truncated.
 pub fn rotate(path: &Path, max_bytes: u64) -> io::Result<bool> {
+    rotate_with(path, max_bytes, keep_copy)
+}
+
+/// As [`rotate`], with the function that keeps a copy.
+fn rotate_with(
+    path: &Path,
+    max_bytes: u64,
+    mut keep_copy: impl FnMut(&mut File, &Path, u64) -> io::Result<()>,
+) -> io::Result<bool> {
     if fs::symlink_metadata(path)?.len() <= max_bytes {
         return Ok(false);
     }
@@ -254,6 +263,54 @@ mod tests {
         assert!(rotate(&path, 1).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"");
         assert_eq!(fs::read(older(&path, 1)).unwrap(), b"before", "no room was needed");
+    }
+
+    /// A disk on which the copy has room once all rotated files but the newest are gone.
+    #[test]
+    fn rotate_on_a_full_disk_drops_the_oldest_until_there_is_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.log");
+        fs::write(&path, "output").unwrap();
+        for n in 1..=KEPT {
+            fs::write(older(&path, n), n.to_string()).unwrap();
+        }
+        let left = |n| older(&path, n).exists();
+        let mut tries = Vec::new();
+        let full = |log: &mut File, path: &Path, max_bytes: u64| {
+            tries.push([left(1), left(2), left(3)]);
+            if left(2) {
+                fs::write(beside(path, ".new"), "par").unwrap();
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            assert!(!beside(path, ".new").exists(), "what was copied takes no room");
+            keep_copy(log, path, max_bytes)
+        };
+        assert!(rotate_with(&path, 1, full).unwrap());
+        assert_eq!(tries, [[true, true, true], [true, true, false], [true, false, false]]);
+        assert_eq!(fs::read(older(&path, 1)).unwrap(), b"output");
+        assert_eq!(fs::read(older(&path, 2)).unwrap(), b"1");
+        assert_eq!((left(3), fs::read(&path).unwrap()), (false, Vec::new()));
+    }
+
+    /// Every copy fails: the log is truncated all the same, and nothing is left that takes room.
+    #[test]
+    fn rotate_on_a_disk_that_stays_full_truncates_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.log");
+        fs::write(&path, "output").unwrap();
+        for n in 1..=KEPT {
+            fs::write(older(&path, n), n.to_string()).unwrap();
+        }
+        let mut tries = 0;
+        let full = |_: &mut File, path: &Path, _: u64| {
+            tries += 1;
+            fs::write(beside(path, ".new"), "par").unwrap();
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        assert!(rotate_with(&path, 1, full).unwrap());
+        assert_eq!((tries, fs::read(&path).unwrap()), (1 + KEPT, Vec::new()));
+        let files = fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(files, 1, "only the log itself");
     }
 
     /// A pod that shares the agent's user could otherwise have any file of the agent copied, truncated or replaced.

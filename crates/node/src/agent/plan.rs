@@ -71,7 +71,7 @@ pub struct AgentObserved<'a> {
     pub pods: &'a BTreeMap<PodId, AgentPod>,
     /// Whether a proof may be asked for: one at a time.
     pub can_prove: bool,
-    /// Whether the agent's session is live.
+    /// Whether the agent's session is live, and for long enough to start a single instance.
     pub has_lease: bool,
     /// Time since the agent's start.
     pub now: Duration,
@@ -102,6 +102,9 @@ pub struct AgentPlan {
     /// When the next restart pause ends: plan again then, even without an event.
     pub again_at: Option<Duration>,
 }
+
+/// Interval of looks at a lease that is too short for a single instance.
+const LEASE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl AgentPlan {
     fn wake_at(&mut self, at: Duration) {
@@ -171,7 +174,10 @@ fn keep(plan: &mut AgentPlan, observed: AgentObserved<'_>, id: &PodId, pod: &Age
     for (name, state) in &pod.processes {
         match state {
             AgentPodState::Waiting(_)
-                if pod.single_instance != SingleInstance::NotNeeded && !observed.has_lease => {}
+                if pod.single_instance != SingleInstance::NotNeeded && !observed.has_lease =>
+            {
+                plan.wake_at(observed.now + LEASE_INTERVAL);
+            }
             AgentPodState::Waiting(at) if *at <= observed.now => match pod.single_instance {
                 SingleInstance::NotNeeded if !pod.may_start => {}
                 SingleInstance::NotNeeded | SingleInstance::Confirmed => {

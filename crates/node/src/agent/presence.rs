@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
@@ -29,8 +29,30 @@ pub(super) struct AgentPresence {
     pub(super) settings: Arc<AgentSettings>,
     pub(super) data: Arc<DataDir>,
     pub(super) events: UnboundedSender<AgentEvent>,
-    /// What the node's record says of the data directory.
-    pub(super) problem: Mutex<Option<String>>,
+    pub(super) disk: Mutex<DiskProblem>,
+}
+
+/// Time for which the data directory must be writable until a problem is over: a pod may fill a disk again and again.
+const MENDED_AFTER: Duration = Duration::from_secs(20);
+
+/// What is wrong with the data directory.
+#[derive(Debug, Default)]
+pub(super) struct DiskProblem {
+    why: Option<String>,
+    /// When it could last not be written.
+    failed_at: Option<Instant>,
+}
+
+impl DiskProblem {
+    /// Takes in the result of a write. Returns whether a problem has begun or is over. Pure.
+    fn has_changed(&mut self, found: Option<String>, now: Instant) -> bool {
+        let Some(why) = found else {
+            let is_over = self.failed_at.is_some_and(|at| now >= at + MENDED_AFTER);
+            return is_over && std::mem::take(self).why.is_some();
+        };
+        self.failed_at = Some(now);
+        self.why.replace(why).is_none()
+    }
 }
 
 enum Registered {
@@ -69,7 +91,8 @@ impl AgentPresence {
                             "Consul refuses the agent's token: its pods keep running, and nothing is started or stopped");
                     }
                     if failures == 1 || failures % 10 == 0 {
-                        warn!(%error, failures, "the node cannot be registered; its pods keep running");
+                        let fix = error.tls_remedy();
+                        warn!(%error, failures, fix, "the node cannot be registered; its pods keep running");
                     }
                 }
             }
@@ -168,7 +191,7 @@ impl AgentPresence {
         let labelled = store.get(&labels_at, Query::CONSISTENT).await?.value;
         let mut txn = Txn::by_user();
         txn.push(guard(&at, entry.as_ref()));
-        let value = self.record(old.as_ref(), session).encode();
+        let value = self.record(old.as_ref(), kept).encode();
         txn.push(Op::Lock { key: at.clone(), value, session: session.clone() });
         let stored = labelled.as_ref().map(|entry| decode_labels(&entry.value));
         match stored.transpose() {
@@ -196,7 +219,7 @@ impl AgentPresence {
     }
 
     /// The record after registration. The agent's own fields are replaced; all others stay, such as `drain`.
-    fn record(&self, old: Option<&NodeRecord>, session: &SessionId) -> NodeRecord {
+    fn record(&self, old: Option<&NodeRecord>, kept: &KeptSession) -> NodeRecord {
         let settings = &self.settings;
         let lease = settings.session.check_ttl.unwrap_or(settings.session.session_ttl);
         NodeRecord {
@@ -207,11 +230,20 @@ impl AgentPresence {
             capacity: settings.capacity.clone(),
             ports: settings.ports,
             agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-            session: Some(session.clone()),
-            problem: self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            session: Some(kept.epoch().session().clone()),
+            problem: self.problem(kept),
             lease_ms: u64::try_from(lease.as_millis()).ok(),
             ..old.cloned().unwrap_or_default()
         }
+    }
+
+    /// What an operator must see to: a data directory that cannot be written, or else a check that cannot be used.
+    fn problem(&self, kept: &KeptSession) -> Option<String> {
+        let of_disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner).why.clone();
+        of_disk.or_else(|| {
+            let (why, fix) = kept.check_problem().zip(kept.check_fix())?;
+            Some(format!("the Consul agent refuses the node agent's check: {why}; {fix}"))
+        })
     }
 
     /// The labels after registration: the agent's settings, and those that others set. A label that an earlier agent
@@ -286,15 +318,16 @@ impl AgentPresence {
         let written = replace(&self.data.lease(), until.to_string().as_bytes());
         let found =
             written.err().map(|error| format!("the data directory cannot be written: {error}"));
-        let mut problem = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
-        match (&found, problem.is_some()) {
-            (Some(why), false) => error!(alert = true, node = %self.settings.name, why,
+        let mut disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_changed = disk.has_changed(found, monotonic());
+        match &disk.why {
+            Some(why) if has_changed => error!(alert = true, node = %self.settings.name, why,
                 "the lease cannot be written: single instances will be stopped"),
-            (None, true) => info!(node = %self.settings.name, "the lease can be written again"),
+            None if has_changed => {
+                info!(node = %self.settings.name, "the lease can be written again");
+            }
             _ => {}
         }
-        let has_changed = problem.is_some() != found.is_some();
-        *problem = found;
         has_changed
     }
 }
@@ -308,5 +341,29 @@ fn guard(key: &rcfarm_store::Key, entry: Option<&Entry>) -> Op {
     match entry {
         Some(entry) => Op::CheckIndex { key: key.clone(), index: entry.modify_index },
         None => Op::CheckNotExists { key: key.clone() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disk_that_fills_again_and_again_is_one_problem() {
+        let mut disk = DiskProblem::default();
+        let begin = monotonic();
+        let mut at = |second: u64, fails: bool| {
+            let found = fails.then(|| "full".to_owned());
+            (disk.has_changed(found, begin + Duration::from_secs(second)), disk.why.is_some())
+        };
+        assert_eq!(at(0, false), (false, false));
+        assert_eq!(at(1, true), (true, true));
+        for second in (2..60).step_by(2) {
+            assert_eq!(at(second, false), (false, true));
+            assert_eq!(at(second + 1, true), (false, true));
+        }
+        assert_eq!(at(79, false), (true, false), "20 s after the last failure");
+        assert_eq!(at(80, false), (false, false));
+        assert_eq!(at(81, true), (true, true));
     }
 }

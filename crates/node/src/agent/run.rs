@@ -28,13 +28,14 @@ use super::service_sync::{ServiceState, ServiceSync};
 use super::state::DataDir;
 use super::tasks::Tasks;
 use super::{AgentSettings, AtShutdown, serve};
+use crate::shim;
 use rcfarm_api::ids::PodId;
 use rcfarm_api::key;
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_store::failpoints::{Failpoint, enabled};
 use rcfarm_store::time::monotonic;
-use rcfarm_store::{Answer, Commit, Env, Query};
+use rcfarm_store::{Answer, Commit, Env, Epoch, Query};
 
 /// An agent that is not yet running.
 pub struct Agent {
@@ -163,7 +164,7 @@ impl AgentLoop {
             settings: self.pods.settings.clone(),
             data: self.pods.data.clone(),
             events: self.pods.events.clone(),
-            problem: Default::default(),
+            disk: Default::default(),
         };
         let NodePods { env, settings, events, .. } = &self.pods;
         let sync = ServiceSync::new(env.clone(), settings.clone(), events.clone());
@@ -501,7 +502,7 @@ impl AgentLoop {
             guarded: self.intents.as_ref().map_or(&none, |intents| &intents.guarded),
             pods: &pods,
             can_prove: !self.is_proving,
-            has_lease: self.presence.as_ref().is_some_and(|p| p.claim.epoch().is_live()),
+            has_lease: self.presence.as_ref().is_some_and(|p| has_lease(p.claim.epoch())),
             now: self.pods.uptime(),
         })
     }
@@ -607,4 +608,10 @@ async fn wait_until(at: Option<Instant>) {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
     }
+}
+
+/// Whether a single instance may start: the shim would stop it at once if the lease were about to end.
+fn has_lease(epoch: &Epoch) -> bool {
+    let stopped_at = epoch.good_until().checked_sub(shim::SIGNAL_BEFORE);
+    epoch.is_live() && stopped_at.is_some_and(|at| monotonic() < at)
 }

@@ -340,7 +340,7 @@ pub const GROUPS: &[Group] = &[
                 statement: "What a pod may do, see and run as is what its manifest and the node's policy allow: no token of the agent, no other user, no other pod's files.",
                 watched_in: &[],
                 note: "not yet",
-                also: "`tests/it/node/pods.rs`",
+                also: "`tests/it/node/users.rs`",
             },
         ],
     },
