@@ -1,16 +1,20 @@
-//! CronJobs and JobFlows: who writes them, and the jobs that they make (1, 23, 39, 40).
+//! CronJobs and JobFlows: who writes them, what the audit log says of their ends, and the jobs that they make (1, 15, 23,
+//! 39, 40).
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use super::steps::{Judgement, StepProgress};
 use super::view::{clock, clock_before};
 use crate::facts::{CheckFacts, Report, VIEW};
-use crate::model::{AppliedWrite, FlowEvent, FlowModel, MadeJob, SimModel};
+use crate::model::{AppliedWrite, FlowEvent, FlowModel, MadeJob, ModelEvent, SimModel};
 use crate::reached::{Occasion, met, met_if};
 use crate::workload::schedules;
 use rcfarm_api::Timestamp;
+use rcfarm_api::audit::{DELETED, Details};
 use rcfarm_api::cron;
-use rcfarm_api::flow::{FlowPhase, FlowStatus};
+use rcfarm_api::flow::{self, FlowPhase, FlowStatus};
 use rcfarm_api::ids::{Namespaced, SessionId};
 use rcfarm_store::Index;
 
@@ -52,6 +56,30 @@ pub fn check(
         if !holds {
             report(1, format!("#{process} changed {id}, whose lock it does not hold"));
         }
+    }
+    deletions(applied_write, report);
+}
+
+/// 15: the log says that a record was deleted in the transaction that deletes it, and in no other: `audit verify` folds
+/// that.
+fn deletions(applied_write: &AppliedWrite<'_>, report: Report<'_>) {
+    let gone = applied_write.of_flows.iter().filter_map(|event| match event {
+        FlowEvent::CronGone(id) => Some((cron::KIND, id)),
+        FlowEvent::FlowGone(id) => Some((flow::KIND, id)),
+        _ => None,
+    });
+    let logged = applied_write.events.iter().filter_map(|event| match event {
+        ModelEvent::Audit(details) => match &**details {
+            Details::RecordStep(step) if step.reason == DELETED => {
+                Some((step.kind.as_str(), &step.record))
+            }
+            _ => None,
+        },
+        _ => None,
+    });
+    let (gone, logged): (BTreeSet<_>, BTreeSet<_>) = (gone.collect(), logged.collect());
+    if gone != logged {
+        report(15, format!("{gone:?} were deleted, the log says {logged:?}"));
     }
 }
 

@@ -96,7 +96,7 @@ pub const CHECKS: &[Check] = &[
     },
     Check {
         file: "checks/flows.rs",
-        invariants: &[1, 23, 39, 40],
+        invariants: &[1, 15, 23, 39, 40],
         runs_in: |mix| mix.flows,
         run: flows::check,
     },
