@@ -315,6 +315,8 @@ impl Controller for CronController {
         let Some(record) = seen.value.0.get(&self.record.claimed.id) else {
             return self.record.delete_leftovers(&self.caches).await;
         };
+        // One that came back under this claim gets a status again.
+        self.caches.note(&self.record.id);
         let is_active = self.record.chain.status().active().next().is_some();
         if !rung && !is_active && self.record.is_planned(record) {
             return Ok(self.record.sleep());

@@ -337,6 +337,8 @@ impl Controller for FlowController {
             self.probing.make(Vec::new());
             return self.record.delete_leftovers(&self.caches.owner).await;
         };
+        // One that came back under this claim gets a status again.
+        self.caches.owner.note(&self.record.id);
         // Who deletes a job by hand rings no doorbell.
         let is_active = self.record.chain.status().active().next().is_some();
         if !rung && !is_active && self.record.is_planned(record) {

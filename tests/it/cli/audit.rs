@@ -381,4 +381,12 @@ async fn record_deleted_by_hand_differs_though_a_farm_runs() {
     let said = cluster.run(&["audit", "verify"]).await;
     let line = "differs: CronJob default/nightly: the log has it, and it has no record";
     assert!(said.code == 2 && said.stdout.contains(line), "{said:?}");
+    // A command's deletion is in the log, with the jobs and without.
+    for more in [&["--keep-jobs"][..], &[]] {
+        cluster.run(&["apply", "-f", "cron.yaml"]).await.ok();
+        until("it has a status again", async || is_there().await).await;
+        cluster.run(&[&["cron", "delete", "nightly"][..], more].concat()).await.ok();
+        until("its status is deleted again", async || !is_there().await).await;
+        assert!(cluster.run(&["audit", "verify"]).await.ok().contains("agree"));
+    }
 }
