@@ -49,13 +49,15 @@ enum Edit {
     Splice(Index, Index),
 }
 
+const NUMBERS: [&str; 8] =
+    ["-1", "0", "1e400", "4294967295", "18446744073709551615", "0.5", "null", "\"\""];
+
 fn edit() -> impl Strategy<Value = Edit> {
-    let numbers = ["-1", "0", "1e400", "4294967295", "18446744073709551615", "0.5", "null", "\"\""];
     let at = any::<Index>;
     prop_oneof![
         (at(), 1..40_usize).prop_map(|(at, length)| Edit::Cut(at, length)),
         (at(), 1..400_usize).prop_map(|(at, length)| Edit::Repeat(at, length)),
-        (at(), prop::sample::select(&numbers[..])).prop_map(|(at, text)| Edit::Number(at, text)),
+        (at(), prop::sample::select(&NUMBERS[..])).prop_map(|(at, text)| Edit::Number(at, text)),
         (at(), b'0'..b'S').prop_map(|(at, key)| Edit::Move(at, key)),
         (at(), at()).prop_map(|(seed, part)| Edit::Splice(seed, part)),
     ]
@@ -63,7 +65,10 @@ fn edit() -> impl Strategy<Value = Edit> {
 
 fn changed(seeds: &[Vec<u8>], of: Index, edits: &[Edit]) -> Vec<u8> {
     let mut input = of.get(seeds).clone();
-    for edit in edits.iter().filter(|_| input.len() > 1) {
+    for edit in edits {
+        if input.len() < 2 {
+            break;
+        }
         let end = |at: usize, length: usize, all: usize| (at + length).min(all);
         match edit {
             Edit::Cut(at, length) => {
@@ -93,7 +98,7 @@ fn changed(seeds: &[Vec<u8>], of: Index, edits: &[Edit]) -> Vec<u8> {
             Edit::Splice(seed, part) => {
                 let parts: Vec<&[u8]> = seed.get(seeds).split(|byte| *byte == 0).collect();
                 input.push(0);
-                input.extend_from_slice(part.get(&parts));
+                input.extend_from_slice(parts[part.index(parts.len())]);
             }
         }
     }

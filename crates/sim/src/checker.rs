@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use crate::checks;
 use crate::facts::{
-    AFTER_FAULTS, CHECK_TTL, CheckFacts, MachineRuns, ProcessRun, SessionProof, SimActor,
-    SimProcess, Violation, is_controllers,
+    CHECK_TTL, CheckFacts, MachineRuns, ProcessRun, SessionProof, SimActor, SimProcess, Violation,
+    is_controllers,
 };
 use crate::mix::Mix;
 use crate::model::{SimModel, notes};

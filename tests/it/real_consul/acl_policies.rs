@@ -170,10 +170,10 @@ async fn the_documented_policies_are_enough() {
     assert_eq!(pods[0]["intent"], "same", "a viewer who may not read intents would see none");
     // A user may not read the manifests of other teams, and is told so.
     let hidden = run(&user, "-o json rc pods web").await;
-    assert_eq!(hidden.json()[0]["intent"], "unreadable");
+    assert_eq!(hidden.clone().json()[0]["intent"], "unreadable");
     assert!(hidden.stderr.contains("may not read intent/"), "{}", hidden.stderr);
     let plan = run(&user, "-o json rc plan web").await;
-    let shown = plan.json();
+    let shown = plan.clone().json();
     assert_eq!((&shown["changes"], &shown["reads_intents"]), (&json!([]), &json!(false)));
     assert!(plan.stderr.contains("may not read intent/"), "{}", plan.stderr);
     for words in ["rc scale web 2", "label set node n1 a=b", "farm confirm f1", create] {
