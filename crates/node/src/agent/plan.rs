@@ -23,6 +23,17 @@ pub enum AgentPodState {
 }
 
 impl AgentPodState {
+    /// The state of a process that is not started before `then`.
+    #[must_use]
+    pub fn not_before(self, then: Duration) -> AgentPodState {
+        match self {
+            AgentPodState::Waiting(at) => AgentPodState::Waiting(at.max(then)),
+            state => state,
+        }
+    }
+}
+
+impl AgentPodState {
     fn is_alive(self) -> bool {
         matches!(self, AgentPodState::Starting | AgentPodState::Running | AgentPodState::Stopping)
     }

@@ -341,10 +341,7 @@ impl PodTask {
 
     pub(super) fn observed(&self) -> AgentPod {
         let not_before = self.peers.as_ref().map(PodPeers::waits_until).unwrap_or_default();
-        let state = |process: &PodProcess| match process.state {
-            AgentPodState::Waiting(at) => AgentPodState::Waiting(at.max(not_before)),
-            state => state,
-        };
+        let state = |process: &PodProcess| process.state.not_before(not_before);
         let processes = self.processes.iter();
         AgentPod {
             hash: self.intended.hash,
