@@ -91,7 +91,8 @@ impl Workload {
     pub fn mend_job(&self, id: &Namespaced, document: &Value) {
         let Some(entry) = self.get(&key::job(id)) else { return };
         let stands: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
-        if stands.get("metadata").is_none() && stands != *document {
+        let is_deleted = stands.pointer("/metadata/deletionTimestamp").is_some();
+        if !is_deleted && stands != *document {
             self.put(&key::job(id), document.to_string());
         }
     }
