@@ -156,13 +156,16 @@ pub struct FarmMetrics {
     commits: Family<OfOutcome, Counter>,
     records: Mutex<BTreeMap<(&'static str, RecordId), RecordGauges>>,
     /// Depths of the queues of each scheduler record, and since when the oldest group waits in each.
-    queues: Mutex<BTreeMap<(&'static str, RecordId), (QueueDepths, OldestWaits)>>,
+    queues: Mutex<QueuesOfSchedulers>,
     placement_seconds: Family<OfKind, Histogram>,
     queue_wait_seconds: Family<OfOneQueue, Histogram>,
     /// Queues that have a histogram of their own.
     measured: Mutex<BTreeSet<OfOneQueue>>,
     watch_lag_seconds: Family<OfCache, Histogram>,
 }
+
+/// By kind and id of the scheduler record.
+type QueuesOfSchedulers = BTreeMap<(&'static str, RecordId), (QueueDepths, OldestWaits)>;
 
 /// Since when the group waits that has waited longest, by queue.
 pub type OldestWaits = BTreeMap<String, Instant>;

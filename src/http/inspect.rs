@@ -167,7 +167,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(async move { axum::serve(listener, routes).await });
-        let client = reqwest::Client::new();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let mut answers = Vec::new();
         for (method, path) in asked {
             let url = format!("http://{address}/v1/inspect/{path}");

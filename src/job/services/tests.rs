@@ -37,7 +37,9 @@ fn names(services: &[&FoundService]) -> Vec<String> {
 /// `GetServiceSlices`, the lines of the table in `kubeflow.md` §1.10, as amended by D1, D2 and D3.
 #[test]
 fn service_slices_by_the_table() {
-    let cases: [(&[&str], u32, &[u32], &[&str]); 11] = [
+    /// Indexes of the services, replicas; indexes to create, names to remove.
+    type Case = (&'static [&'static str], u32, &'static [u32], &'static [&'static str]);
+    let cases: [Case; 11] = [
         (&[], 0, &[], &[]),
         (&["0"], 0, &[], &["s0"]),
         (&[], 1, &[0], &[]),
