@@ -38,7 +38,7 @@ struct MemberProbe<'a> {
     address: String,
 }
 
-/// Makes all probes. Takes up to [`ALL_PROBES`]: not for a reconciliation, of which a kind has 64 at a time.
+/// Makes all probes. Takes up to `ALL_PROBES`: not for a reconciliation, of which a kind has 64 at a time.
 ///
 /// # Errors
 /// Any [`StoreError`] of the keys read.

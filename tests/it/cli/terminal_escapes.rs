@@ -24,6 +24,7 @@ const PRINTING: &[&str] = &[
     "cell status b",
     "cell status PWNED",
     "cell tree",
+    "cell what-if -f hostile.yaml",
     "cell config apply cells.yaml",
     "complete -- rc get",
     "complete -- job get",

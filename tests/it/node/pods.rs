@@ -77,9 +77,12 @@ async fn flapping_pod_is_reported_seldom_and_failed_start_with_reason() {
     host.start_on(host.store.with_faults(Arc::new(count)));
     let often = "    restart: {policy: always, backoff: 10ms, max_backoff: 10ms}\n";
     host.intend_script("flaps", "echo again", often).await;
+    let begun = std::time::Instant::now();
     eventually("a hundred starts", || host.log("flaps").lines().count() > 100).await;
     let writes = writes.load(Ordering::SeqCst);
-    assert!(writes < 40, "{writes} writes for a hundred starts");
+    // Reports are limited by time: on a busy machine the starts take longer.
+    let most = 40 + usize::try_from(begun.elapsed().as_secs()).unwrap() / 2;
+    assert!(writes < most, "{writes} writes for a hundred starts");
     let status = host.pod_status("flaps").await.unwrap();
     assert!(status.message.contains("too often"), "{}", status.message);
     assert_eq!((status.health, &status.cannot_start), (Health::Unknown, &None), "it starts");
