@@ -231,9 +231,8 @@ fn no_fresh_seed_finds_a_violation() {
 /// No seed finds a violation, and all occasions occur often enough.
 fn run_all(scenario: Scenario, suite: std::ops::Range<u64>) {
     let (found, tally) = found(scenario, asked_for().unwrap_or(suite));
-    let is_open = |report: &SimReport| {
-        asked_for().is_none() && OPEN.iter().any(|open| *open == (scenario, report.seed))
-    };
+    let is_open =
+        |report: &SimReport| asked_for().is_none() && OPEN.contains(&(scenario, report.seed));
     let (open, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_open);
     for report in open {
         println!("OPEN: seed {} of {scenario:?}: {:?}", report.seed, report.violation);
