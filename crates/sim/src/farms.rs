@@ -234,22 +234,17 @@ impl Farms {
 
     /// Ends every fault. With `clocks`, clocks are set right too.
     pub fn heal(&mut self, clocks: bool) {
+        // First, because the farms that are started below take it over.
+        self.network =
+            NetworkFaults { latency: Duration::from_millis(5), ..NetworkFaults::default() };
         for farm in 0..self.running.len() {
             self.thaw(farm);
             if clocks {
                 self.clocks[farm].set_right();
             }
-            self.weather(farm, |w| {
-                *w = NetworkFaults {
-                    latency: Duration::from_millis(5),
-                    no_checks: w.no_checks,
-                    ..NetworkFaults::default()
-                };
-            });
+            self.clear_up(farm);
             self.start_farm(farm);
         }
-        self.network =
-            NetworkFaults { latency: Duration::from_millis(5), ..NetworkFaults::default() };
     }
 
     /// The processes that run.

@@ -11,12 +11,6 @@ use crate::{Options, Scenario, Schedule, SimReport, page, run, run_schedule};
 /// The suite's fixed seeds of the first two scenarios.
 const SEEDS: std::ops::Range<u64> = 0..700;
 
-/// Violations among the fixed seeds whose cause is not mended yet. They are played and printed, and fail no run.
-///
-/// Batch 524 (invariant 12): a farm that had got a session just before the world was at rest makes another one 10 s
-/// later. Whether the farm or the check is wrong is not known.
-const OPEN: [(Scenario, u64); 1] = [(Scenario::Batch, 524)];
-
 /// Those of worlds with CronJobs and JobFlows, which take longer.
 const FLOW_SEEDS: std::ops::Range<u64> = 0..40;
 
@@ -231,12 +225,6 @@ fn no_fresh_seed_finds_a_violation() {
 /// No seed finds a violation, and all occasions occur often enough.
 fn run_all(scenario: Scenario, suite: std::ops::Range<u64>) {
     let (found, tally) = found(scenario, asked_for().unwrap_or(suite));
-    let is_open =
-        |report: &SimReport| asked_for().is_none() && OPEN.contains(&(scenario, report.seed));
-    let (open, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_open);
-    for report in open {
-        println!("OPEN: seed {} of {scenario:?}: {:?}", report.seed, report.violation);
-    }
     nothing_in(found, scenario);
     let words = tally.in_words(scenario);
     println!("{words}");
