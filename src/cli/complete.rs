@@ -11,10 +11,11 @@ use clap::{Arg, ArgAction, Command};
 use clap_complete::Shell;
 use tokio::time::timeout;
 
+use super::cell;
 use super::context::CommandContext;
 use super::failure::CliExit;
 use super::rc::find::FoundRc;
-use rcfarm_api::ids::{FarmName, NodeName, PodId, QueueName, RcId};
+use rcfarm_api::ids::{FarmName, NodeName, ObjectName, PodId, QueueName, RcId};
 use rcfarm_api::key;
 use rcfarm_store::Prefix;
 
@@ -72,8 +73,10 @@ enum Named {
     Job,
     Node,
     Pod,
+    PriorityClass,
     Queue,
     Template,
+    VirtualCluster,
 }
 
 impl Named {
@@ -89,6 +92,8 @@ impl Named {
             "NODE" => Named::Node,
             "POD" => Named::Pod,
             "QUEUE" => Named::Queue,
+            "CLASS" if path != ["priority-class", "create"] => Named::PriorityClass,
+            "VC" => Named::VirtualCluster,
             "NAME" if path == ["farm", "confirm"] => Named::Farm,
             _ => return None,
         })
@@ -154,6 +159,8 @@ async fn list(context: &CommandContext, named: Named) -> anyhow::Result<BTreeSet
         Named::Job => key::jobs(),
         Named::Node => key::nodes(),
         Named::Pod => key::pod_statuses(),
+        Named::PriorityClass => key::priority_classes(),
+        Named::VirtualCluster => return virtual_clusters(context).await,
         Named::Queue => key::queues(),
         Named::Template => key::job_templates(),
     };
@@ -174,8 +181,21 @@ fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
         }
         Named::Node => tail.parse::<NodeName>().ok().map(String::from),
         Named::Pod => tail.split('/').next()?.parse::<PodId>().ok().map(String::from),
+        Named::PriorityClass => tail.parse::<ObjectName>().ok().map(String::from),
         Named::Queue => tail.parse::<QueueName>().ok().map(String::from),
+        // They are in one record.
+        Named::VirtualCluster => None,
     }
+}
+
+/// Names of virtual clusters that need no quotes in a shell.
+async fn virtual_clusters(context: &CommandContext) -> anyhow::Result<BTreeSet<String>> {
+    let is_plain = |name: &&str| {
+        let is_safe = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_safe)
+    };
+    let model = cell::model(context).await?;
+    Ok(model.virtual_clusters().filter(is_plain).map(str::to_owned).collect())
 }
 
 /// Ids of the pods of controllers; where two have the same, the ids of the controllers.
@@ -221,6 +241,9 @@ mod tests {
             ("audit list --job", Some(Named::Job)),
             ("audit list --rc", Some(Named::Controller)),
             ("farm confirm", Some(Named::Farm)),
+            ("priority-class get", Some(Named::PriorityClass)),
+            ("priority-class create", None),
+            ("cell status", Some(Named::VirtualCluster)),
             ("node run --name", None),
             ("rc", None),
             ("", None),

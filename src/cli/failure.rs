@@ -89,7 +89,7 @@ fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {
             return Some(failure.hint.clone());
         }
         let error = cause.downcast_ref::<StoreError>()?;
-        if let Some(hint) = tls_hint(error) {
+        if let Some(hint) = error.tls_remedy() {
             return Some(hint.to_owned());
         }
         Some(match error {
@@ -101,72 +101,11 @@ fn hint(error: &anyhow::Error, address: Option<&str>) -> Option<String> {
                 format!("see what ails the cluster behind {address}: rcfarm doctor")
             }
             StoreError::Forbidden { .. } => {
-                "see which rights the token lacks: rcfarm doctor".to_owned()
+                "see which rights the token lacks: rcfarm doctor --for user".to_owned()
             }
             _ => return None,
         })
     })
-}
-
-/// Remedies for failures of TLS: words of the error, in lower case, and what to do.
-const TLS_HINTS: [(&[&str], &str); 6] = [
-    (
-        &["http request to an https server"],
-        "this port speaks TLS: give the address as https://HOST:PORT, or set CONSUL_HTTP_SSL=true",
-    ),
-    (
-        &["corrupt message", "invalidcontenttype", "wrong version number"],
-        "this port does not speak TLS: give the address as http://HOST:PORT, or the agent's HTTPS port",
-    ),
-    (
-        &["unknownissuer", "unknown issuer", "unknown authority", "causedasendentity"],
-        "the server's certificate is of an authority that is not trusted here: name it with --ca-file or CONSUL_CACERT",
-    ),
-    (
-        &["notvalidforname", "not valid for name"],
-        "the server's certificate has another name: give that name as the address, with --tls-server-name, or in \
-         CONSUL_TLS_SERVER_NAME",
-    ),
-    (
-        &[
-            "certificate expired",
-            "certificateexpired",
-            "certificate: expired",
-            "certificate has expired",
-            "notvalidyet",
-            "not valid yet",
-        ],
-        "renew the server's certificate, or correct the clock of this machine",
-    ),
-    (
-        &[
-            "certificaterequired",
-            "certificate required",
-            "badcertificate",
-            "bad certificate",
-            "handshakefailure",
-        ],
-        "the server wants a client certificate of its authority: --client-cert and --client-key, CONSUL_CLIENT_CERT and \
-         CONSUL_CLIENT_KEY",
-    ),
-];
-
-fn tls_hint(error: &StoreError) -> Option<&'static str> {
-    let is_of_tls = matches!(
-        error,
-        StoreError::Unreachable { .. }
-            | StoreError::Interrupted { .. }
-            | StoreError::Rejected { .. }
-    );
-    let text = error.to_string().to_lowercase();
-    let mut hints = TLS_HINTS.iter().filter(|_| is_of_tls);
-    let found = hints.find(|(words, _)| words.iter().any(|word| text.contains(word)));
-    // A server that misses a client certificate may close the connection before its reason is read.
-    let is_closed = is_of_tls && text.contains("https://") && text.contains("channel closed");
-    found.map(|(_, hint)| *hint).or(is_closed.then_some(
-        "the server closed the connection; if it wants a client certificate: --client-cert and --client-key, \
-         CONSUL_CLIENT_CERT and CONSUL_CLIENT_KEY",
-    ))
 }
 
 #[cfg(test)]
@@ -182,26 +121,9 @@ mod tests {
             .unwrap_err();
         let hint = hint(&error, Some("http://10.0.0.1:8500/")).unwrap();
         assert!(hint.contains("http://10.0.0.1:8500/") && hint.contains("CONSUL_HTTP_ADDR"));
-        for (detail, remedy) in [
-            ("invalid peer certificate: UnknownIssuer", "--ca-file"),
-            ("invalid peer certificate: certificate not valid for name \"x\"", "--tls-server-name"),
-            ("received fatal alert: CertificateRequired", "--client-cert"),
-            ("https://127.0.0.1:8501/: channel closed", "--client-cert"),
-            ("received corrupt message of type InvalidContentType", "http://"),
-            ("invalid peer certificate: Expired", "renew"),
-            ("received fatal alert: CertificateExpired", "renew"),
-        ] {
-            let error = StoreError::Unreachable { detail: detail.to_owned() };
-            let hint = super::hint(&error.into(), None).unwrap();
-            assert!(hint.contains(remedy), "{detail}: {hint}");
-        }
-        let body = "session expired, log in again".to_owned();
-        let error = StoreError::Rejected { status: 403, body };
-        let hint = super::hint(&error.into(), None).unwrap_or_default();
-        assert!(!hint.contains("certificate"), "of a proxy: {hint}");
-        let body = "Client sent an HTTP request to an HTTPS server.\n".to_owned();
-        let error = StoreError::Rejected { status: 400, body };
-        assert!(super::hint(&error.into(), None).unwrap().contains("https://"));
+        let detail = "invalid peer certificate: UnknownIssuer".to_owned();
+        let of_tls = super::hint(&StoreError::Unreachable { detail }.into(), None).unwrap();
+        assert!(of_tls.contains("--ca-file"), "{of_tls}");
         assert_eq!(super::hint(&failure("a", "b"), None).unwrap(), "b");
         assert_eq!(super::hint(&anyhow::anyhow!("a"), None), None);
     }

@@ -77,18 +77,38 @@ impl Output {
     }
 }
 
-/// States that mean a failure.
-const FAILED: [&str; 17] = [
+/// Words of states and reasons that mean a failure, or something that stays so until somebody sees to it.
+const FAILED: [&str; 37] = [
     "Aborted",
     "Backoff",
+    "BackoffLimitExceeded",
     "Bad",
     "CannotStart",
+    "ChangeRefused",
+    "DeadlineExceeded",
+    "Down",
+    "ExceedsCapability",
     "Failed",
     "Invalid",
     "InvalidRecord",
+    "LeaseEnded",
+    "Lost",
+    "MaxRetryReached",
+    "MemberFailed",
+    "MinAvailableMissed",
+    "MinSuccessMissed",
     "NodeDown",
+    "NodesLost",
     "Quarantined",
+    "QueueHasChildren",
+    "QueueInvalid",
+    "QueueMissing",
+    "ShapeChanged",
+    "StartError",
+    "StepFailed",
     "SuspiciousTree",
+    "TaskMinAvailableMissed",
+    "TemplateInvalid",
     "Terminated",
     "TransferFailed",
     "Unfit",
@@ -97,31 +117,57 @@ const FAILED: [&str; 17] = [
     "fail",
     "unreadable",
 ];
-/// States that mean that something is not as it should be, or not yet.
-const UNFINISHED: [&str; 26] = [
+/// Words that mean that something is not as it should be, or not yet.
+const UNFINISHED: [&str; 52] = [
     "Aborting",
+    "BackedOff",
+    "BehindInQueue",
+    "Closing",
     "ControllerGone",
+    "Deleting",
     "DiscoveryNotSynced",
+    "Draining",
     "Evicted",
     "IneligibleNodes",
     "InsufficientCapacity",
     "InsufficientNodes",
+    "JobAlreadyActive",
+    "JobNameTaken",
     "LockHeld",
+    "MembersLost",
+    "MembersUnplaced",
+    "MissedDeadline",
     "NoController",
     "NoEligibleNodes",
     "NoOwner",
+    "NotSeenYet",
     "Pending",
     "PlaceTaken",
     "PodsRestarting",
     "PodsUnhealthy",
     "Preempting",
+    "ProbeWaiting",
+    "QueueClosed",
+    "QueueFull",
+    "Releasing",
+    "ReservationFailed",
     "Reserved",
     "Reserving",
+    "RestartDelayed",
     "Restarting",
     "Scaling",
+    "Starting",
+    "Stopping",
+    "TemplateMissing",
     "Terminating",
+    "TooManyActive",
+    "TooManyMissedTimes",
     "TransferUnderWay",
+    "Unknown",
     "UpdateUnderWay",
+    "WaitingForAdmission",
+    "WaitingForDependency",
+    "WaitingForOldMembers",
     "draining",
     "warn",
     "warning",
@@ -445,6 +491,66 @@ mod tests {
             yellow("Reserved"),
         );
         assert_eq!(shown, expected);
+    }
+
+    /// Words of states and reasons that are not coloured: all is well, or somebody wants it so.
+    const FINE: [&str; 22] = [
+        "AllStepsEnded",
+        "AsDesired",
+        "Closed",
+        "CommandIssued",
+        "Completed",
+        "Completing",
+        "Disabled",
+        "EnoughRunning",
+        "EnoughSucceeded",
+        "Inqueue",
+        "JobsActive",
+        "LeaderSucceeded",
+        "NoMembers",
+        "NotMatching",
+        "NotNamed",
+        "Open",
+        "Other",
+        "PolicyAction",
+        "Running",
+        "Scheduled",
+        "Stopped",
+        "Suspended",
+    ];
+
+    /// The words of the page of reasons, and of phases.
+    fn words_of_states() -> std::collections::BTreeSet<String> {
+        use rcfarm_api::job::phase::JobPhase;
+        use rcfarm_api::pod_group::status::PodGroupPhase;
+        use rcfarm_api::queue::status::QueueState;
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/reasons.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        let first = rows.flat_map(|row| row.split(" |").next().unwrap_or_default().split('`'));
+        let is_word =
+            |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphabetic());
+        let reasons: Vec<&str> = first.filter(is_word).collect();
+        assert!(reasons.len() > 80, "the reasons are no longer found: {reasons:?}");
+        let phases = JobPhase::ALL.iter().map(ToString::to_string);
+        let phases = phases.chain(PodGroupPhase::ALL.iter().map(ToString::to_string));
+        let phases = phases.chain(QueueState::ALL.iter().map(ToString::to_string));
+        reasons.into_iter().map(str::to_owned).chain(phases).collect()
+    }
+
+    #[test]
+    fn each_word_of_a_state_is_red_or_yellow_or_known_to_be_fine() {
+        let words = words_of_states();
+        let lists: [&[&str]; 3] = [&FAILED, &UNFINISHED, &FINE];
+        for word in &words {
+            let found = lists.iter().filter(|list| list.contains(&word.as_str())).count();
+            assert_eq!(found, 1, "{word} is in {found} of the lists of FAILED, UNFINISHED, FINE");
+        }
+        let stale = |word: &&&str| !words.contains(**word);
+        assert_eq!(FINE.iter().filter(stale).collect::<Vec<_>>(), Vec::<&&str>::new());
+        for list in lists {
+            assert!(list.is_sorted_by(|one, next| one < next), "{list:?}");
+        }
     }
 
     #[test]

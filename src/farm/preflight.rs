@@ -44,6 +44,14 @@ pub enum PreflightError {
 }
 
 impl PreflightError {
+    /// [`StoreError::tls_remedy`] of the store's failure.
+    pub(super) fn tls_remedy(&self) -> Option<&'static str> {
+        match self {
+            PreflightError::Store(error) => error.tls_remedy(),
+            _ => None,
+        }
+    }
+
     /// Whether trying again may help.
     pub fn is_retryable(&self) -> bool {
         matches!(self, PreflightError::Store(error) if error.is_retryable())

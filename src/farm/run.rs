@@ -189,7 +189,8 @@ impl Farm {
                 Err(error) if error.is_retryable() => {
                     failures += 1;
                     if failures == 1 || failures % 10 == 0 {
-                        warn!(%error, failures, "Consul is not ready; waiting");
+                        let fix = error.tls_remedy();
+                        warn!(%error, failures, fix, "Consul is not ready; waiting");
                     }
                     let pause =
                         backoff(Duration::from_millis(200), Duration::from_secs(5), failures - 1);

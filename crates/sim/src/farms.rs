@@ -193,6 +193,10 @@ impl Farms {
                     self.restored = true;
                 }
             }
+            Fault::Lose => {
+                self.consul.restore(Tables::default());
+                self.restored = true;
+            }
         }
     }
 

@@ -169,7 +169,7 @@ impl World {
         match action {
             SimAction::Fault(fault) => {
                 self.nodes.agents.inject(&fault);
-                let is_restore = matches!(fault, Fault::Restore);
+                let is_restore = matches!(fault, Fault::Restore | Fault::Lose);
                 self.farms.inject(fault);
                 if is_restore {
                     self.nodes.report_again();

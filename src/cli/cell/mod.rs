@@ -9,6 +9,8 @@ mod scheduler;
 mod show;
 mod what_if;
 
+pub(in crate::cli) use scheduler::model;
+
 use super::apply::{DescribedObjects, apply_files, plan_files};
 use super::context::CommandContext;
 use super::failure::CliExit;

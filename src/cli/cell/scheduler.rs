@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::failure;
 use crate::cluster::cells::CellsSnapshot;
+use crate::placement::cells;
 use rcfarm_api::FieldError;
 use rcfarm_api::key;
 use rcfarm_cells::{AffinityGroup, CellModel, GroupKey, LazyPreemptionStatus};
@@ -22,17 +23,28 @@ pub(super) async fn stored(context: &CommandContext) -> anyhow::Result<Entry> {
     context.get(&key::cell_config()).await?.ok_or_else(no_cells)
 }
 
+fn invalid(bad: &[FieldError]) -> anyhow::Error {
+    let why = format!("{}: {}", key::cell_config(), FieldError::list(bad));
+    failure(why, "correct it: rcfarm cell config apply FILE")
+}
+
+/// What the stored configuration describes, without nodes and groups.
+///
+/// # Errors
+/// As [`read`].
+pub(in crate::cli) async fn model(context: &CommandContext) -> anyhow::Result<CellModel> {
+    let entry = stored(context).await?;
+    let (_, model) = cells::decode(&entry.value).map_err(|bad| invalid(&bad))?;
+    Ok(model)
+}
+
 /// The cells of the stored configuration.
 ///
 /// # Errors
 /// There are none, or their configuration is not valid.
 pub(super) async fn read(context: &CommandContext) -> anyhow::Result<CellsSnapshot> {
     let read = CellsSnapshot::read(context.store.as_ref(), context.now()).await?;
-    let found = read.map_err(|bad| {
-        let why = format!("{}: {}", key::cell_config(), FieldError::list(&bad));
-        failure(why, "correct it: rcfarm cell config apply FILE")
-    })?;
-    found.ok_or_else(no_cells)
+    read.map_err(|bad| invalid(&bad))?.ok_or_else(no_cells)
 }
 
 /// Another configuration, with the nodes and groups as they are now.

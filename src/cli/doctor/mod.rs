@@ -60,6 +60,11 @@ enum Verdict {
 }
 
 impl Check {
+    /// Whether the token may not do something.
+    fn lacks_a_right(&self) -> bool {
+        self.remedy.as_ref().is_some_and(|remedy| remedy.contains(POLICY))
+    }
+
     fn ok(check: impl Into<String>, detail: impl Into<String>) -> Check {
         Check { check: check.into(), result: Verdict::Ok, detail: detail.into(), remedy: None }
     }
@@ -74,6 +79,23 @@ impl Check {
         Check { check: check.into(), result, detail: detail.into(), remedy }
     }
 }
+
+/// What each lacks, one line for each remedy: the names of all checks that need it, then what to do.
+fn remedies(checks: &[Check]) -> String {
+    let mut lines: Vec<(Vec<&str>, &str)> = Vec::new();
+    for (check, remedy) in checks.iter().filter_map(|one| Some((&one.check, one.remedy.as_ref()?)))
+    {
+        match lines.iter_mut().find(|(_, known)| *known == remedy) {
+            Some((names, _)) => names.push(check),
+            None => lines.push((vec![check], remedy)),
+        }
+    }
+    lines.iter().map(|(names, remedy)| format!("{}: {remedy}\n", names.join(", "))).collect()
+}
+
+/// Few tokens need all rights, and this looks at all.
+const ROLES: &str = "This looked at all rights. Whether the token is enough for what it is for: rcfarm doctor --for farm, \
+    --for node --node NAME, or --for user\n";
 
 const POLICY: &str = "docs/operate/acl/ has the ACL policies of farms, nodes, users and viewers";
 
@@ -117,10 +139,9 @@ pub(super) async fn run(
                 ("DETAIL", &|check| check.detail.clone()),
             ],
         );
-        for check in &checks {
-            if let Some(remedy) = &check.remedy {
-                text.push_str(&format!("{}: {remedy}\n", check.check));
-            }
+        text.push_str(&remedies(&checks));
+        if role.is_none() && checks.iter().any(Check::lacks_a_right) {
+            text.push_str(ROLES);
         }
         text
     })?;
@@ -155,7 +176,9 @@ async fn leader(context: &CommandContext, address: &str, checks: &mut Vec<Check>
                 Verdict::Fail,
                 "agent",
                 format!("{address}: {error}"),
-                "start the agent, or name another: CONSUL_HTTP_ADDR, --http-addr",
+                error
+                    .tls_remedy()
+                    .unwrap_or("start the agent, or name another: CONSUL_HTTP_ADDR, --http-addr"),
             ));
             false
         }

@@ -1,6 +1,7 @@
-//! The node agent on the emulator, with real processes; `reports` has none.
+//! The node agent on the emulator, with real processes; `presence` and `reports` have none. `attack` is one on the built program.
 
 mod adoption;
+mod attack;
 mod devices;
 mod health;
 mod hostile;
@@ -8,6 +9,7 @@ mod logs;
 mod owners;
 mod peers;
 mod pods;
+mod presence;
 mod reports;
 mod services;
 mod single_instance;

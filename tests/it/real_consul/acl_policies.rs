@@ -15,7 +15,7 @@ use crate::harness::{MASTER, RealCluster};
 
 /// Requests without a token may do everything, so that the test can see when the server is ready. With a token only the
 /// rights of its policy apply.
-fn denying() -> String {
+pub(super) fn denying() -> String {
     format!(
         r#"acl {{
             enabled = true
@@ -37,7 +37,7 @@ pub(super) fn rules_of(name: &str) -> String {
 }
 
 /// The program with a new token for `docs/operate/acl/<name>.hcl` and the rules in `more`.
-async fn with_policy(cluster: &RealCluster, name: &str, more: &str) -> Program {
+pub(super) async fn with_policy(cluster: &RealCluster, name: &str, more: &str) -> Program {
     cluster.program.with_token(&cluster.token(&(rules_of(name) + more)).await)
 }
 
@@ -74,6 +74,11 @@ async fn doctor_knows_what_each_role_needs() {
     assert_eq!(failures(&farm, "farm").await, [""; 0]);
     assert_eq!(failures(&node, "node --node n1").await, [""; 0]);
     assert_eq!(failures(&user, "user").await, [""; 0]);
+    // Without a role all rights are looked at: one line says what many of them need, and another which roles there are.
+    let all = run(&user, "doctor").await;
+    let needs = all.stdout.matches("the token needs key_prefix read here").count();
+    assert_eq!((all.code, needs), (1, 1), "{all:?}");
+    assert!(all.stdout.contains("rcfarm doctor --for farm"), "{all:?}");
     // The policy names n1.
     let of_another = failures(&node, "node --node n2").await;
     assert_eq!(
@@ -106,7 +111,7 @@ async fn doctor_knows_what_each_role_needs() {
 }
 
 #[track_caller]
-fn must_not_be_denied(cluster: &RealCluster, log: &str) {
+pub(super) fn must_not_be_denied(cluster: &RealCluster, log: &str) {
     let text = std::fs::read_to_string(cluster.dir.path().join(log)).unwrap();
     assert!(!text.to_lowercase().contains("denied"), "{log}: the rights are not enough:\n{text}");
 }

@@ -10,6 +10,7 @@ use rcfarm_testing::wait::{eventually, until};
 
 use crate::harness::{RealCluster, id, is_alive, manifest, node};
 
+#[derive(Debug, Clone, Copy)]
 enum Loss {
     Wiped,
     StartedEmpty,
@@ -98,7 +99,20 @@ impl Stage {
     }
 }
 
+/// Number of trials of each test: `A1_TRIALS`, or 1.
+fn trials() -> usize {
+    let given = std::env::var("A1_TRIALS").ok();
+    given.map_or(1, |text| text.parse().expect("A1_TRIALS is a number"))
+}
+
 async fn pods_outlive(loss: Loss, pods: usize) {
+    for trial in 1..=trials() {
+        eprintln!("trial {trial}: {loss:?}, pods: {pods}");
+        trial_of(loss, pods).await;
+    }
+}
+
+async fn trial_of(loss: Loss, pods: usize) {
     let mut stage = Stage::new(pods).await;
     until("the node is registered", || async {
         stage.cluster.entry(key::node(&node(1))).await.is_some()

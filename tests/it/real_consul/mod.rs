@@ -8,5 +8,6 @@ mod gangs;
 mod jobs;
 mod peers;
 mod services;
+mod tls;
 mod token_rotation;
 mod unix_socket;

@@ -47,6 +47,8 @@ pub enum Fault {
     WakeAll,
     Snapshot,
     Restore,
+    /// Consul comes back without data, as one that was rebuilt.
+    Lose,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
