@@ -303,6 +303,7 @@ impl SchedulerController {
         }
         let classes = self.classes.update(&classes);
         let mut queues_view = Queues::of(&queues.value.0, classes.clone());
+        failpoints::check_groups(&groups.value.0).map_err(ReconcileError::Elsewhere)?;
         failpoints::change_queues(&mut queues_view);
         let shown_groups = failpoints::change_groups(&groups.value.0, &self.groups);
         let shown_statuses = failpoints::change_statuses(&self.groups);

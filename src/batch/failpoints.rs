@@ -26,6 +26,15 @@ pub(super) fn change_queues(queues: &mut Queues) {
     }
 }
 
+/// With [`Failpoint::InvalidGroupFailsPass`], fails because of a record that is not valid.
+pub(super) fn check_groups(groups: &StoredGroups) -> Result<(), String> {
+    let mut all = groups.values();
+    match enabled(Failpoint::InvalidGroupFailsPass) && all.any(|group| group.value.is_err()) {
+        true => Err("a group is not valid".to_owned()),
+        false => Ok(()),
+    }
+}
+
 /// Changes the groups before planning: with [`Failpoint::PlacePulled`] a group with too few members has none.
 pub(super) fn change_groups<'a>(
     groups: &'a StoredGroups,

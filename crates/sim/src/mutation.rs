@@ -85,6 +85,7 @@ cases! { Services: {
     PausesIgnored = "members restart without a pause",
     LimitsIgnored = "limits of queues are ignored",
     OrderIgnored = "in a strict queue a group that fits overtakes one that does not",
+    InvalidGroupFailsPass = "a group with an invalid record fails the pass of all",
 } Flows: {
     RunsForgotten = "a CronJob forgets which times are done with",
     PolicyIgnored = "every CronJob's concurrencyPolicy is Allow",

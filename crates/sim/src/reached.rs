@@ -115,6 +115,7 @@ occasions! { Services: {
     24 DeadlinePassed = "a job failed at its deadline", 80;
     25 TimeUp = "a job was deleted after its TTL", 120;
     25 Farewell = "a job was deleted by a user", 30;
+    30 HostileReported = "at rest a job of a hostile tenant was reported as not valid", 10;
 } Flows: {
     23 StepMade = "a step ran after others", 600;
     23 StepProbed = "a step ran when a probe passed, while its target was active", 20;
@@ -143,5 +144,6 @@ occasions! { Services: {
     15 AnswerLost = "a controller's transaction was applied and its answer lost", 100;
     15 LateWrite = "a controller's transaction was applied after the controller gave it up", 3;
     30 HostileWritten = "a hostile tenant wrote a record that stayed", 60;
+    30 SettledBesideHostile = "everything else settled beside records of a hostile tenant", 60;
     27 FoundUnsettled = "something was not settled when the faults ended", 300;
 } }

@@ -10,6 +10,7 @@ use crate::farms::Farms;
 use crate::fleet::node;
 use crate::liveness;
 use crate::mix::Mix;
+use crate::model::SimModel;
 use crate::nodes::Nodes;
 use crate::reached::{self, Occasion, met, met_if};
 use crate::report::{Options, SimReport};
@@ -20,6 +21,7 @@ use crate::scheduler::Mood;
 use crate::workload::Workload;
 use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id};
 use crate::workload::flows::{TEMPLATES, flow_document, flow_id, template_document, template_id};
+use crate::workload::hostile::is_hostile;
 use crate::workload::schedules::{cron_document, cron_id};
 use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::key;
@@ -395,6 +397,11 @@ impl World {
             }
             self.farms.until(monotonic() + look).await;
         }
+        met_if(self.has_hostile, Occasion::SettledBesideHostile);
+        met_if(
+            self.has_hostile && self.checker.look(|model, _| reported(model)),
+            Occasion::HostileReported,
+        );
         self.say("everything is as asked for".to_owned());
     }
 
@@ -461,7 +468,7 @@ impl World {
                 self.workload.submit(&job_id(kind, n), &document(kind, n));
             }
             self.farms.until(monotonic() + Duration::from_millis(600)).await;
-            let reserves = |model: &crate::model::SimModel| {
+            let reserves = |model: &SimModel| {
                 model.jobs.group_statuses.values().any(|status| status.reservation.is_some())
             };
             met_if(self.checker.look(|model, _| reserves(model)), Occasion::ReservedAtDeath);
@@ -474,4 +481,10 @@ impl World {
         let look = Duration::from_millis(50);
         self.wait_for_all(limit, 28, &format!("after {signal}"), look).await;
     }
+}
+
+/// Whether a status says that a record of the hostile tenant is not valid.
+fn reported(model: &SimModel) -> bool {
+    let mut jobs = model.jobs.statuses.iter().filter(|(id, _)| is_hostile(id));
+    jobs.any(|(_, status)| status.state.reason == "InvalidRecord")
 }

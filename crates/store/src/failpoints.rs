@@ -80,6 +80,8 @@ pub enum Failpoint {
     LimitsIgnored,
     /// In a strict queue, a group that fits overtakes one that does not.
     OrderIgnored,
+    /// A group with an invalid record fails every pass of its scheduler.
+    InvalidGroupFailsPass,
     /// A CronJob forgets which scheduled times are done with.
     RunsForgotten,
     /// Every CronJob's `concurrencyPolicy` is `Allow`.

@@ -10,6 +10,7 @@ use super::view::{clock, clock_before};
 use crate::facts::{CheckFacts, Report, VIEW};
 use crate::model::{AppliedWrite, FlowEvent, FlowModel, MadeJob, ModelEvent, SimModel};
 use crate::reached::{Occasion, met, met_if};
+use crate::workload::hostile::is_hostile;
 use crate::workload::schedules;
 use rcfarm_api::Timestamp;
 use rcfarm_api::audit::{DELETED, Details};
@@ -18,7 +19,7 @@ use rcfarm_api::flow::{self, FlowPhase, FlowStatus};
 use rcfarm_api::ids::{Namespaced, SessionId};
 use rcfarm_store::Index;
 
-/// Checks one write of a process.
+/// Checks one write of a process. What the records of a hostile tenant mean is not reckoned.
 pub fn check(
     applied_write: &AppliedWrite<'_>,
     model: &SimModel,
@@ -34,7 +35,9 @@ pub fn check(
         let (id, holds) = match seen {
             FlowEvent::Made(id, uid) => {
                 let Some(job) = flows.made.get(id).and_then(|made| made.last()) else { continue };
-                made(applied_write, (id, *uid, job), flows, facts, report);
+                if !is_hostile(id) {
+                    made(applied_write, (id, *uid, job), flows, facts, report);
+                }
                 (id, is_mine(flows.holder(id, &job.owner)))
             }
             FlowEvent::Changed(id, owner) => {
@@ -46,7 +49,9 @@ pub fn check(
                 (id, is_mine(flows.cron_owners.get(id)))
             }
             FlowEvent::FlowStatus(id, (before, after)) => {
-                if let Some(after) = after {
+                if let Some(after) = after
+                    && !is_hostile(id)
+                {
                     completed(id, before.as_deref(), after, flows, report);
                 }
                 (id, is_mine(flows.flow_owners.get(id)))

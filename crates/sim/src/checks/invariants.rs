@@ -134,7 +134,7 @@ pub const GROUPS: &[Group] = &[
                 number: 14,
                 statement: "The resources allocated on a node never exceed what it has, and no device is allocated twice.",
                 watched_in: &["checks/allocations.rs"],
-                note: "processor alone is put to the test: no simulated node has memory or devices",
+                note: "processors, and in worlds with cells devices; memory: not yet",
                 also: "`tests/it/farm/capacity.rs`, `tests/it/real_consul/controllers.rs`, properties of `src/placement/capacity`",
             },
         ],
@@ -175,9 +175,9 @@ pub const GROUPS: &[Group] = &[
             },
             Invariant {
                 number: 19,
-                statement: "Preemption ends, and freed capacity stays reserved for the preemptor. Today there is no preemption: an admitted group keeps its placement while it has pods.",
+                statement: "Preemption ends, and freed capacity stays reserved for the preemptor. A group that is not evicted keeps its placement while it has pods.",
                 watched_in: &[],
-                note: "",
+                note: "preemption is of cells: 41 to 46",
                 also: "",
             },
             Invariant {
@@ -310,8 +310,8 @@ pub const GROUPS: &[Group] = &[
             Invariant {
                 number: 30,
                 statement: "What a record contains changes nothing for records that do not depend on it, beyond a stated delay. No value that a tenant can write stops a farm, an agent, a pass or another tenant's record.",
-                watched_in: &["workload/hostile.rs", "world.rs"],
-                note: "",
+                watched_in: &["workload/hostile.rs", "workload/hostile_owners.rs", "world.rs"],
+                note: "the delay: the limits of 27, which are 150 s after the faults have ended, and 1100 s for jobs",
                 also: "`tests/it/admission.rs`, fuzz targets",
             },
             Invariant {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::checks::{minute_in, misjudged};
 use crate::facts::{AFTER_FAULTS, CheckFacts};
 use crate::model::FlowModel;
+use crate::workload::hostile::is_hostile;
 use crate::workload::schedules;
 use rcfarm_api::Timestamp;
 use rcfarm_api::cron;
@@ -24,12 +25,14 @@ pub fn unsettled(
         process.is_some_and(|process| live.contains(process))
     };
     let now = facts.users_clock.as_ref()?.wall();
-    let crons = model.crons.keys().find_map(|id| match lives(model.cron_owners.get(id)) {
+    let mut crons = model.crons.keys().filter(|id| !is_hostile(id));
+    let crons = crons.find_map(|id| match lives(model.cron_owners.get(id)) {
         true => cron(model, facts, id, now),
         false => Some((27, format!("CronJob {id} has no owner that lives"))),
     });
     let flows = || {
-        model.flows.keys().find_map(|id| match lives(model.flow_owners.get(id)) {
+        let mut flows = model.flows.keys().filter(|id| !is_hostile(id));
+        flows.find_map(|id| match lives(model.flow_owners.get(id)) {
             true => flow(model, id),
             false => Some((27, format!("JobFlow {id} has no owner that lives"))),
         })

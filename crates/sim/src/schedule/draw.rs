@@ -109,6 +109,10 @@ impl Schedule {
         let begins = if mix.flows { *builder.rng.pick(&BEGINNINGS) } else { 0 };
         let restores = agents.is_empty() && lost.is_none();
         let (crons, flows) = if mix.flows { builder.flows(restores) } else { Default::default() };
+        builder.rng = SimRng::new(seed ^ 0x686f_7374_696c_6532);
+        if builder.rng.permille(HOSTILE) {
+            builder.hostile_owners(mix);
+        }
         let timed = |(at, act): (Duration, SimAction)| Timed { at, act };
         let actions = builder.build().into_iter().map(timed).collect();
         let setup = Setup {

@@ -17,7 +17,7 @@ use rcfarm_api::rc::spec::RcSpec;
 /// Namespace of the hostile tenant. Nothing of it needs to settle.
 pub const NAMESPACE: &str = "rival";
 /// Bytes of a huge text: with the rest of its record just below Consul's limit of a value.
-const HUGE: usize = 400_000;
+pub(super) const HUGE: usize = 400_000;
 /// Levels of a deep document.
 const DEEP: usize = 20_000;
 
@@ -31,6 +31,14 @@ pub enum HostileKind {
     Queue,
     Command,
     Bell,
+    Cron,
+    Flow,
+    Template,
+    PriorityClass,
+    /// A group that asks for cells.
+    Cells,
+    /// A job with annotations that wait for others, make an array, or carry a payload.
+    Annotations,
 }
 
 /// What is wrong with it.
@@ -68,6 +76,15 @@ pub const KINDS: [HostileKind; 7] = [
     HostileKind::Command,
     HostileKind::Bell,
 ];
+/// Kinds of records that make or order others. Worlds draw them apart from the first.
+pub const OWNER_KINDS: [HostileKind; 6] = [
+    HostileKind::Cron,
+    HostileKind::Flow,
+    HostileKind::Template,
+    HostileKind::PriorityClass,
+    HostileKind::Cells,
+    HostileKind::Annotations,
+];
 pub const NATURES: [Nature; 6] = [
     Nature::Huge,
     Nature::Deep,
@@ -87,12 +104,12 @@ fn hostile_rc(nature: Nature) -> RcId {
     RcId(Uuid::from_u128(0xbad0_0000_0000_4000_8000_0000_0000_0000 + nature as u128))
 }
 
-fn deep() -> String {
+pub(super) fn deep() -> String {
     format!("{}1{}", "[".repeat(DEEP), "]".repeat(DEEP))
 }
 
 /// Variables of which each is twice the one before.
-fn doubling(reference: impl Fn(usize) -> String) -> Map<String, Value> {
+pub(super) fn doubling(reference: impl Fn(usize) -> String) -> Map<String, Value> {
     let first = ("A00".to_owned(), json!("0123456789abcdef"));
     let then = (1..34).map(|n| (format!("A{n:02}"), json!(reference(n - 1).repeat(2))));
     std::iter::once(first).chain(then).collect()
@@ -116,6 +133,12 @@ impl Workload {
                 let value = if nature == Nature::Huge { "x".repeat(HUGE) } else { deep() };
                 self.put(&key::rc_bell(hostile_rc(nature)), value);
             }
+            HostileKind::Cron
+            | HostileKind::Flow
+            | HostileKind::Template
+            | HostileKind::PriorityClass
+            | HostileKind::Cells
+            | HostileKind::Annotations => self.write_hostile_owner(kind, nature, of),
         }
     }
 

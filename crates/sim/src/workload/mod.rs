@@ -4,6 +4,7 @@ pub mod cells;
 pub mod documents;
 pub mod flows;
 pub mod hostile;
+mod hostile_owners;
 mod jobs;
 pub mod schedules;
 mod services;
