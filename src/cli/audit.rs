@@ -5,6 +5,8 @@
 //! Keys written: `acknowledge` adds records; `prune` adds a checkpoint to the log and then deletes older records. Farms and commands append records.
 //! A crash of `prune` between the two leaves more records than necessary; the next `prune` deletes them.
 
+mod accept;
+mod filter;
 mod jobs;
 mod records;
 mod verify;
@@ -26,8 +28,6 @@ use rcfarm_api::ids::{Namespaced, NodeName, QueueName, RcId};
 use rcfarm_api::key::{self, Key};
 use rcfarm_store::audit_op;
 use rcfarm_store::{Answer, Entry, Index, Op, Query, StoreError, TxnOutcome};
-
-mod filter;
 
 use filter::Filter;
 

@@ -1,12 +1,14 @@
 //! Checks before a farm claims anything: rights and layout version. Then it creates what is missing.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::kind::RegisteredKind;
 use super::rights::readable_by_farms;
 use super::seeds::{self, NEW};
 use rcfarm_api::{Stored, key};
-use rcfarm_store::{Key, Query, Store, StoreError, may_read};
+use rcfarm_store::{Key, Prefix, Query, Store, StoreError, may_read};
 
 /// Major version of the key layout that this program writes.
 pub const LAYOUT: u32 = 1;
@@ -65,22 +67,32 @@ struct Layout {
 
 impl Stored for Layout {}
 
-/// Checks rights and layout version, then creates sentinels and seed records.
+/// Checks rights and layout version, then creates sentinels and seed records. Adds to `readable` which prefixes the token
+/// may read, and asks for the others only, so that a farm whose requests fail now and then does not begin again and again.
 pub(super) async fn check(
     store: &dyn Store,
     kinds: &[RegisteredKind],
+    readable: &mut BTreeSet<Prefix>,
 ) -> Result<(), PreflightError> {
-    check_rights(store, kinds).await?;
+    check_rights(store, kinds, readable).await?;
     check_layout(store).await?;
     seeds::create(store, kinds.iter().map(|kind| kind.spec.as_ref())).await?;
     Ok(())
 }
 
-async fn check_rights(store: &dyn Store, kinds: &[RegisteredKind]) -> Result<(), PreflightError> {
+async fn check_rights(
+    store: &dyn Store,
+    kinds: &[RegisteredKind],
+    readable: &mut BTreeSet<Prefix>,
+) -> Result<(), PreflightError> {
     let mut hidden = Vec::new();
     for prefix in readable_by_farms(kinds.iter().map(|kind| kind.spec.as_ref())) {
-        if !may_read(store, &prefix).await? {
-            hidden.push(prefix.to_string());
+        if readable.contains(&prefix) {
+            continue;
+        }
+        match may_read(store, &prefix).await? {
+            true => drop(readable.insert(prefix)),
+            false => hidden.push(prefix.to_string()),
         }
     }
     if hidden.is_empty() { Ok(()) } else { Err(PreflightError::Hidden(hidden)) }

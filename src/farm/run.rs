@@ -1,6 +1,6 @@
 //! Runs a farm: preflight checks, watches, then one Consul session after another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -183,9 +183,10 @@ impl Farm {
     }
 
     async fn preflight(&self) -> Result<(), PreflightError> {
-        let mut failures = 0;
+        let (mut failures, mut readable) = (0, BTreeSet::new());
         loop {
-            match preflight::check(self.context.env.store.as_ref(), &self.kinds).await {
+            let store = self.context.env.store.as_ref();
+            match preflight::check(store, &self.kinds, &mut readable).await {
                 Err(error) if error.is_retryable() => {
                     failures += 1;
                     if failures == 1 || failures % 10 == 0 {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rcfarm_api::audit::{FoldedRecords, LoggedRecord, RecordDifference, compare_logged_records};
 use rcfarm_store::{Entry, Op};
 
-use super::verify::{accept, unchanged};
+use super::accept::{accept, unchanged};
 use crate::cli::context::CommandContext;
 
 /// Records whose stored value is not that of the log. Entries of other prefixes are ignored.

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
+use super::accept::{accept, unchanged};
 use super::{AcknowledgeArgs, controller, jobs, logged, records};
 use crate::cli::context::CommandContext;
-use crate::cli::failure::{CliExit, failure};
+use crate::cli::failure::CliExit;
 use crate::cli::rc::allocations;
 use crate::cluster::snapshot::ClusterSnapshot;
 use crate::placement::capacity::OrphanedAllocation;
@@ -20,7 +21,7 @@ use rcfarm_api::ids::{Namespaced, QueueName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::queue::spec::{QueueRecord, QueueSpec};
 use rcfarm_api::rc::spec::RcRecord;
-use rcfarm_store::{Entry, Key, Op};
+use rcfarm_store::{Entry, Op};
 
 /// The log and the state at one moment.
 struct LogAndState {
@@ -265,30 +266,10 @@ pub(super) async fn acknowledge(
     })
 }
 
-/// Writes a record of what was accepted, unless it has changed since it was read.
-pub(super) async fn accept(
-    context: &CommandContext,
-    what: String,
-    guards: impl IntoIterator<Item = Op>,
-    details: &Details,
-) -> anyhow::Result<()> {
-    let changed = |_| failure(format!("{what} changed meanwhile"), "run the command again");
-    context.commit(guards, details, None).await?.map_err(changed)?;
-    Ok(())
-}
-
 /// The operations that fail if a controller has changed since these entries were read. A farm replaces the status in
 /// each transaction that changes the controller's pods.
 pub(super) fn guards(controller: RcId, entries: &[Entry]) -> [Op; 2] {
     [key::rc(controller), key::rc_status(controller)].map(|key| unchanged(key, entries))
-}
-
-/// The operation that fails if a key has changed since these entries were read.
-pub(super) fn unchanged(key: Key, entries: &[Entry]) -> Op {
-    match entries.iter().find(|entry| entry.key == key.as_str()) {
-        Some(entry) => Op::CheckIndex { key, index: entry.modify_index },
-        None => Op::CheckNotExists { key },
-    }
 }
 
 /// Differences listed in an audit record. A record that names one per pod would not fit into a transaction.

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use rcfarm_api::audit::Details;
 use rcfarm_api::cron::{CronReason, CronStatus, RunState};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::key;
-use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_emulator::FaultOutcome;
 use rcfarm_testing::fake_nodes::{FakeNodes, FakePod};
 use rcfarm_testing::wait::within;
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, RunningFarm, SECOND};
+use crate::harness::{Cluster, SECOND};
 
 /// Minutes from 1970 to the start.
 const START: u64 = 29_453_760;
@@ -141,24 +141,6 @@ async fn policies_decide_while_a_job_is_active() {
     }
 }
 
-/// A farm whose `nth` transaction for the CronJob, and all later ones, have the outcome `fate`.
-fn dying(cluster: &Cluster, nth: usize, fate: FaultOutcome) -> (RunningFarm, Arc<AtomicUsize>) {
-    let count = Arc::new(AtomicUsize::new(0));
-    let sent = count.clone();
-    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
-        let Request::Txn(ops) = request else { return Fate::DELIVER };
-        if !ops.iter().any(|op| op.key.starts_with("rcfarm/cron_job_status/")) {
-            return Fate::DELIVER;
-        }
-        match sent.fetch_add(1, Ordering::SeqCst) {
-            n if n < nth => Fate::DELIVER,
-            n if n == nth => Fate::of(fate.clone()),
-            _ => Fate::of(FaultOutcome::Lose),
-        }
-    });
-    (farm, count)
-}
-
 /// Begin, make, note the end, trim the history: each is a transaction at which the farm dies once.
 #[tokio::test(start_paused = true)]
 async fn killed_farm_makes_each_run_once_at_every_transaction() {
@@ -167,7 +149,8 @@ async fn killed_farm_makes_each_run_once_at_every_transaction() {
             let what = format!("{fate:?} of the {nth}th");
             let cluster = Arc::new(Cluster::new(2).await);
             let _nodes = nodes(&cluster, 0);
-            let (farm, count) = dying(&cluster, nth, fate.clone());
+            let (farm, count) =
+                cluster.start_dying(&["rcfarm/cron_job_status/"], nth, fate.clone());
             submit(&cluster, json!({"successfulJobsHistoryLimit": 1})).await;
             within(3600 * SECOND, &what, || async { count.load(Ordering::SeqCst) > nth }).await;
             farm.kill().await;

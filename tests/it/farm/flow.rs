@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use rcfarm_api::audit::Details;
 use rcfarm_api::flow::{FlowPhase, FlowReason, FlowStatus};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::node::record::NodeRecord;
 use rcfarm_api::{Stored as _, key};
-use rcfarm_emulator::{Fate, FaultOutcome, Request};
+use rcfarm_emulator::FaultOutcome;
 use rcfarm_testing::fake_nodes::{FakeNodes, FakePod};
 use rcfarm_testing::wait::{until, within};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
-use crate::harness::{Cluster, RunningFarm, SECOND, node};
+use crate::harness::{Cluster, SECOND, node};
 
 fn id() -> Namespaced {
     "default/f".parse().unwrap()
@@ -271,24 +271,6 @@ async fn template_that_comes_later_wakes_the_flow() {
     farm.stop().await;
 }
 
-/// A farm whose `nth` transaction for the flow, and all later ones, have the outcome `fate`.
-fn dying(cluster: &Cluster, nth: usize, fate: FaultOutcome) -> (RunningFarm, Arc<AtomicUsize>) {
-    let count = Arc::new(AtomicUsize::new(0));
-    let sent = count.clone();
-    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
-        let Request::Txn(ops) = request else { return Fate::DELIVER };
-        if !ops.iter().any(|op| op.key.starts_with("rcfarm/job_flow_status/")) {
-            return Fate::DELIVER;
-        }
-        match sent.fetch_add(1, Ordering::SeqCst) {
-            n if n < nth => Fate::DELIVER,
-            n if n == nth => Fate::of(fate.clone()),
-            _ => Fate::of(FaultOutcome::Lose),
-        }
-    });
-    (farm, count)
-}
-
 /// A flow of 20 steps: chains that meet, a retry, a failure that others wait for. Jobs go 60 s after their end. The farm
 /// dies at each of the flow's transactions once.
 #[tokio::test(start_paused = true)]
@@ -315,7 +297,8 @@ async fn killed_farm_makes_each_job_once_at_every_transaction() {
             short["ttlSecondsAfterFinished"] = json!(1);
             template(&cluster, "t", short).await;
             template(&cluster, "bad", job_spec(1)).await;
-            let (farm, count) = dying(&cluster, nth, fate.clone());
+            let (farm, count) =
+                cluster.start_dying(&["rcfarm/job_flow_status/"], nth, fate.clone());
             submit(&cluster, json!({"flows": flows, "failurePolicy": "continue"})).await;
             within(3600 * SECOND, &what, || async {
                 count.load(Ordering::SeqCst) > nth

@@ -1,12 +1,13 @@
 //! Claims, takeover, handover and release.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::harness::{Cluster, SECOND, rc_id};
 use rcfarm_api::key;
-use rcfarm_emulator::{Fate, Request};
+use rcfarm_emulator::{Fate, FaultOutcome, Request};
 use rcfarm_testing::wait::within;
 
 async fn owned_by_somebody(cluster: &Cluster, records: u128) -> bool {
@@ -152,6 +153,36 @@ async fn a_farm_of_an_older_layout_refuses_to_start() {
     let farm = cluster.start("a");
     let error = farm.outcome().await.unwrap_err().to_string();
     assert!(error.contains("rcfarm/layout") && error.contains('2'), "{error}");
+}
+
+/// With every fourth question lost, a farm that began again at each would not get through 30 of them.
+#[tokio::test(start_paused = true)]
+async fn rights_that_were_found_at_start_are_not_asked_again() {
+    let cluster = Cluster::new(0).await;
+    let asked: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
+    let (count, is_over) = (asked.clone(), AtomicBool::new(false));
+    let sent = AtomicU64::new(0);
+    let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
+        let Request::Get(key) = request else { return Fate::DELIVER };
+        // The layout is read when all rights are known.
+        if *key == key::layout().as_str() {
+            is_over.store(true, Ordering::SeqCst);
+        }
+        if is_over.load(Ordering::SeqCst) {
+            return Fate::DELIVER;
+        }
+        if sent.fetch_add(1, Ordering::SeqCst) % 4 == 3 {
+            return Fate::of(FaultOutcome::Lose);
+        }
+        *count.lock().unwrap().entry((*key).to_owned()).or_default() += 1;
+        Fate::DELIVER
+    });
+    cluster.create_rc(1, 0).await;
+    within(60 * SECOND, "claimed", || async { farm.claims() == 1 }).await;
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.len() > 20, "{asked:?}");
+    assert!(asked.values().all(|times| *times == 1), "{asked:?}");
+    farm.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

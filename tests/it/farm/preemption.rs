@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 
 use super::cells::{cluster, devices, furnish, group, id, nodes, phase, submit};
-use crate::harness::{Cluster, HttpCluster, RunningFarm, SECOND, node};
+use crate::harness::{Cluster, HttpCluster, SECOND, node};
 use rcfarm_api::audit::Details;
 use rcfarm_api::ids::NodeName;
 use rcfarm_api::job::phase::JobPhase;
 use rcfarm_api::job::status::JobStatus;
 use rcfarm_api::key;
-use rcfarm_emulator::{Applied, Fate, FaultOutcome, Request, Tables};
+use rcfarm_emulator::{Applied, FaultOutcome, Tables};
 use rcfarm_store::{Behavior, NewSession, Store};
 use rcfarm_testing::wait::{until, within};
 
@@ -147,25 +147,6 @@ async fn job_with_cells_leaves_a_node_that_goes_down() {
     farm.stop().await;
 }
 
-/// Farm that is cut off from its `deadly`-th transaction of a scheduler or a job on.
-fn mortal(cluster: &Cluster, deadly: usize, fate: FaultOutcome) -> (RunningFarm, Arc<AtomicUsize>) {
-    let made = Arc::new(AtomicUsize::new(0));
-    let counter = made.clone();
-    let farm = cluster.start_faulty("dies", move |request: &Request<'_>| {
-        let Request::Txn(ops) = request else { return Fate::DELIVER };
-        let of = |prefix: &str| ops.iter().any(|op| op.key.starts_with(prefix));
-        if !of("rcfarm/scheduler_status/") && !of("rcfarm/job_status/") {
-            return Fate::DELIVER;
-        }
-        match counter.fetch_add(1, Ordering::SeqCst) {
-            n if n < deadly => Fate::DELIVER,
-            n if n == deadly => Fate::of(fate.clone()),
-            _ => Fate::of(FaultOutcome::Lose),
-        }
-    });
-    (farm, made)
-}
-
 /// The next farm finishes what the dead one began: one job is evicted, once, and the other never.
 #[tokio::test(start_paused = true)]
 async fn farm_that_dies_at_any_transaction_of_a_preemption_evicts_nobody_twice() {
@@ -179,7 +160,11 @@ async fn farm_that_dies_at_any_transaction_of_a_preemption_evicts_nobody_twice()
             }
             farm.stop().await;
             submit(&cluster, "own", "B", &[(1, 4)], "priority: 0").await;
-            let (farm, made) = mortal(&cluster, deadly, fate.clone());
+            let (farm, made) = cluster.start_dying(
+                &["rcfarm/scheduler_status/", "rcfarm/job_status/"],
+                deadly,
+                fate.clone(),
+            );
             within(600 * SECOND, "its last transaction", || async {
                 made.load(Ordering::SeqCst) > deadly
                     || phase(&cluster, "own").await == Some(JobPhase::Running)

@@ -323,35 +323,14 @@ async fn what_is_allocated_to_a_group_that_is_not_there_is_given_back() {
     farm.stop().await;
 }
 
-/// Farm that is cut off from its `deadly`-th scheduler transaction on; that one is lost, or only its answer.
-fn mortal(
-    cluster: &Cluster,
-    deadly: usize,
-    fate: FaultOutcome,
-) -> (crate::harness::RunningFarm, Arc<AtomicUsize>) {
-    let made = Arc::new(AtomicUsize::new(0));
-    let counter = made.clone();
-    let farm = cluster.start_faulty("dies", move |request: &Request<'_>| {
-        let Request::Txn(ops) = request else { return Fate::DELIVER };
-        if !ops.iter().any(|op| op.key.starts_with("rcfarm/scheduler_status/")) {
-            return Fate::DELIVER;
-        }
-        match counter.fetch_add(1, Ordering::SeqCst) {
-            n if n < deadly => Fate::DELIVER,
-            n if n == deadly => Fate::of(fate.clone()),
-            _ => Fate::of(FaultOutcome::Lose),
-        }
-    });
-    (farm, made)
-}
-
 #[tokio::test(start_paused = true)]
 async fn crash_at_any_transaction_of_a_large_gang_leaves_all_or_none() {
     for fate in [FaultOutcome::Lose, FaultOutcome::LoseReply] {
         for deadly in 0..9 {
             let cluster = cluster(150).await;
             put_group(&cluster, "g", json!({"tasks": workers(150, "3")})).await;
-            let (farm, made) = mortal(&cluster, deadly, fate.clone());
+            let (farm, made) =
+                cluster.start_dying(&["rcfarm/scheduler_status/"], deadly, fate.clone());
             within(20 * SECOND, "its last transaction", || async {
                 check(&cluster);
                 made.load(Ordering::SeqCst) > deadly || bound(&cluster, "g").await
@@ -373,7 +352,8 @@ async fn a_large_gang_deleted_in_the_middle_leaves_nothing() {
     for deadly in 0..7 {
         let cluster = cluster(150).await;
         put_group(&cluster, "g", json!({"tasks": workers(150, "3")})).await;
-        let (farm, made) = mortal(&cluster, deadly, FaultOutcome::LoseReply);
+        let (farm, made) =
+            cluster.start_dying(&["rcfarm/scheduler_status/"], deadly, FaultOutcome::LoseReply);
         within(20 * SECOND, "its last transaction", || async {
             made.load(Ordering::SeqCst) > deadly || bound(&cluster, "g").await
         })

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use rcfarm_api::audit::AuditRecord;
 use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
-use rcfarm_emulator::{Emulator, Fate, Request, Settings};
+use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request, Settings};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{Clock, IdSource, SystemClock, monotonic};
 use rcfarm_store::{
@@ -103,6 +104,31 @@ impl Cluster {
         faults: impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static,
     ) -> RunningFarm {
         self.start_on(name, "", Arc::new(self.store.with_faults(Arc::new(faults))))
+    }
+
+    /// Starts a farm that dies at its `nth` transaction, counted from 0, for a key under one of the prefixes: that one has
+    /// the outcome `fate`, all later ones are lost. Returns how many of them were sent, too.
+    pub fn start_dying(
+        &self,
+        prefixes: &'static [&'static str],
+        nth: usize,
+        fate: FaultOutcome,
+    ) -> (RunningFarm, Arc<AtomicUsize>) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let sent = count.clone();
+        let farm = self.start_faulty("dies", move |request: &Request<'_>| {
+            let Request::Txn(ops) = request else { return Fate::DELIVER };
+            let is_counted = |key: &str| prefixes.iter().any(|prefix| key.starts_with(prefix));
+            if !ops.iter().any(|op| is_counted(&op.key)) {
+                return Fate::DELIVER;
+            }
+            match sent.fetch_add(1, Ordering::SeqCst) {
+                n if n < nth => Fate::DELIVER,
+                n if n == nth => Fate::of(fate.clone()),
+                _ => Fate::of(FaultOutcome::Lose),
+            }
+        });
+        (farm, count)
     }
 
     pub fn start_on(&self, name: &str, selector: &str, store: Arc<dyn Store>) -> RunningFarm {

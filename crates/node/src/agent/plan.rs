@@ -31,9 +31,7 @@ impl AgentPodState {
             state => state,
         }
     }
-}
 
-impl AgentPodState {
     fn is_alive(self) -> bool {
         matches!(self, AgentPodState::Starting | AgentPodState::Running | AgentPodState::Stopping)
     }

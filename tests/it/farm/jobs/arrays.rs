@@ -76,19 +76,7 @@ async fn killed_farm_runs_each_task_once_at_every_transaction() {
             }
             let cluster = Cluster::new(2).await;
             let nodes = nodes(&cluster, |_, _| Some(0));
-            let sent = Arc::new(AtomicUsize::new(0));
-            let (count, of) = (sent.clone(), fate.clone());
-            let farm = cluster.start_faulty("a", move |request: &Request<'_>| {
-                let Request::Txn(ops) = request else { return Fate::DELIVER };
-                if !ops.iter().any(|op| op.key.starts_with("rcfarm/job_status/")) {
-                    return Fate::DELIVER;
-                }
-                match count.fetch_add(1, Ordering::SeqCst) {
-                    n if n < nth => Fate::DELIVER,
-                    n if n == nth => Fate::of(of.clone()),
-                    _ => Fate::of(FaultOutcome::Lose),
-                }
-            });
+            let (farm, sent) = cluster.start_dying(&["rcfarm/job_status/"], nth, fate.clone());
             submit_array(&cluster, "default/sweep", "0-9%3").await;
             within(600 * SECOND, "its transaction", || async {
                 let is_done = status(&cluster, "default/sweep").await.state.phase.is_final();
