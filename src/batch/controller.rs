@@ -519,8 +519,10 @@ impl SchedulerController {
             rest + Duration::from_millis(1)
         });
         let for_room = |reason| {
-            use PodGroupReason::{InsufficientCapacity, NoEligibleNodes, Preempting};
-            matches!(reason, InsufficientCapacity | NoEligibleNodes | Preempting)
+            use PodGroupReason::{
+                BudgetExhausted, InsufficientCapacity, NoEligibleNodes, Preempting,
+            };
+            matches!(reason, BudgetExhausted | InsufficientCapacity | NoEligibleNodes | Preempting)
         };
         let waits = self.groups.values().any(|known| for_room(known.value.reason));
         let room = waits.then_some(ROOM_EVERY);

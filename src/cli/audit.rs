@@ -107,7 +107,7 @@ async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
         Some(since) => Some(context.now().checked_sub(since)?),
         None => None,
     };
-    let rc = controller(context, args.rc.as_deref()).await?;
+    let rc = controller(context, args.rc.as_deref(), false).await?;
     let (job, queue, node) = (args.job.clone(), args.queue.clone(), args.node.clone());
     let filter = Filter { since, rc, job, queue, node };
     let keys = all_keys(context, Query::PLAIN).await?;
@@ -129,12 +129,18 @@ async fn list(context: &CommandContext, args: &AuditListArgs) -> anyhow::Result<
     follow(context, &filter, keys.value, keys.index).await
 }
 
-/// The controller of `--rc`. One that was deleted can only be named by its whole id.
-async fn controller(context: &CommandContext, rc: Option<&str>) -> anyhow::Result<Option<RcId>> {
+/// The controller of `--rc`. One that was deleted can only be named by its whole id. `changes`: the log of it is to be
+/// changed.
+async fn controller(
+    context: &CommandContext,
+    rc: Option<&str>,
+    changes: bool,
+) -> anyhow::Result<Option<RcId>> {
     Ok(match rc {
         None => None,
         Some(rc) => Some(match rc.parse() {
             Ok(id) => id,
+            Err(_) if changes => find::find_to_change(context, rc).await?.id,
             Err(_) => find::find(context, rc).await?.id,
         }),
     })

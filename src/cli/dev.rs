@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener as PortProbe};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as PortProbe};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -122,7 +122,7 @@ pub(super) async fn run(
         by_labels(),
         Arc::new(NoDiscovery),
     );
-    print_welcome(&bound.to_string(), &token, &machines, args.simulated, &created);
+    print_welcome(&address_here(bound).to_string(), &token, &machines, args.simulated, &created);
     tokio::spawn(stop_on_signal(shutdown.clone()));
     farm.run(shutdown.clone()).await?;
     shutdown.cancel();
@@ -153,6 +153,15 @@ fn access(bound: SocketAddr, token: &DevToken) -> Access {
     let names = ["127.0.0.1".to_owned(), "localhost".to_owned(), "::1".to_owned()];
     let hosts = bound.ip().is_loopback().then(|| [&names[..], &[bound.ip().to_string()]].concat());
     Access { hosts, write_token: Some(token.token.clone()) }
+}
+
+/// The address by which commands of this machine reach the store, and find its token.
+fn address_here(bound: SocketAddr) -> SocketAddr {
+    let here: IpAddr = match bound {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    if bound.ip().is_unspecified() { SocketAddr::new(here, bound.port()) } else { bound }
 }
 
 fn settings(job_ttl: Duration) -> FarmSettings {
@@ -358,6 +367,18 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+
+    #[test]
+    fn printed_address_is_one_that_this_machine_can_ask() {
+        for (bound, printed) in [
+            ("0.0.0.0:8500", "127.0.0.1:8500"),
+            ("[::]:8500", "[::1]:8500"),
+            ("10.0.0.7:8500", "10.0.0.7:8500"),
+            ("127.0.0.1:9", "127.0.0.1:9"),
+        ] {
+            assert_eq!(address_here(bound.parse().unwrap()).to_string(), printed);
+        }
+    }
 
     #[test]
     fn temporary_directory_is_new_and_written_by_its_user_alone() {

@@ -187,7 +187,7 @@ async fn edit(
 ) -> anyhow::Result<CliExit> {
     check_reserved(kind, edit)?;
     let targets = match (id, selector) {
-        (Some(id), _) => vec![target(context, kind, &id).await?],
+        (Some(id), _) => vec![target(context, kind, &id, true).await?],
         (None, Some(selector)) => {
             let all = labelled(context, kind).await?;
             let matching = all.into_iter().filter(|(_, labels)| selector.matches(labels));
@@ -236,11 +236,19 @@ struct Target {
     rc: Option<RcId>,
 }
 
-/// The object that `text` names. A controller or pod must exist.
-async fn target(context: &CommandContext, kind: LabelKind, text: &str) -> anyhow::Result<Target> {
+/// The object that `text` names. A controller or pod must exist. `changes`: its labels are to be changed.
+async fn target(
+    context: &CommandContext,
+    kind: LabelKind,
+    text: &str,
+    changes: bool,
+) -> anyhow::Result<Target> {
     match kind {
         LabelKind::ReplicationController => {
-            let id = find::find(context, text).await?.id;
+            let id = match changes {
+                true => find::find_to_change(context, text).await?.id,
+                false => find::find(context, text).await?.id,
+            };
             parse_id(kind, &id.to_string())
         }
         LabelKind::Pod => {
@@ -360,7 +368,7 @@ async fn labelled(
 
 async fn get(context: &CommandContext, args: &LabelGetArgs) -> anyhow::Result<CliExit> {
     let target = match args.kind {
-        LabelKind::ReplicationController => target(context, args.kind, &args.id).await?,
+        LabelKind::ReplicationController => target(context, args.kind, &args.id, false).await?,
         _ => parse_id(args.kind, &args.id)?,
     };
     let Some(entry) = context.get(&target.key).await? else {

@@ -119,7 +119,8 @@ impl ChainedStatus for JobStatus {
     }
 
     fn has_dependents(&self) -> bool {
-        self.is_starting()
+        // Records of peers are under way as long as the status has no hash of them.
+        self.is_starting() || self.peers.as_ref().is_some_and(|peers| peers.hash.is_empty())
     }
 }
 
@@ -509,7 +510,7 @@ impl Controller for JobController {
             return Ok(Action::AwaitChange);
         }
         let mut step = offload(input.record.size(), || self.plan_step(&input)).await?;
-        if self.read_stopped(&step).await? {
+        if self.read_stopped(&input, &step).await? {
             let Some(again) = self.read_input(record).await? else {
                 return Ok(Action::AwaitChange);
             };

@@ -16,12 +16,15 @@ use rcfarm_api::key;
 use rcfarm_api::manifest::{PeersStanza, content_hash};
 use rcfarm_store::Op;
 
-/// Bytes of the names of a job's nodes in its status, at most. Members on more nodes are not told of moves.
-const LARGEST_NODES: usize = 64 * 1024;
+/// Bytes of the names of a job's nodes in its status, at most. Members on more nodes are not told of moves. A transaction
+/// leaves as much room for them.
+const LARGEST_NODES: usize = 32 * 1024;
 /// Members of jobs with more tasks have no files: each would name every task.
 const MOST_TASKS: usize = 64;
 /// Bytes of one record, at most.
 const LARGEST_RECORD: usize = 128 * 1024;
+/// Bytes of the records of all nodes of a job, at most: Consul keeps them in memory, and a move writes each again.
+const LARGEST_RECORDS: usize = 8 * 1024 * 1024;
 /// Bytes of a node's name in JSON besides the name.
 const NAME_BYTES: usize = 3;
 
@@ -96,6 +99,19 @@ pub fn change(
     PeersChange { ops, published: record.map(|_| PublishedPeers { hash, nodes }) }
 }
 
+/// What the status has to say before these writes are sent in transactions of their own: all nodes that may have a record
+/// then, and no hash, so that every record is written again if the owner dies in between. `None`: it says so.
+#[must_use]
+pub fn announced(
+    before: Option<&PublishedPeers>,
+    published: Option<&PublishedPeers>,
+) -> Option<PublishedPeers> {
+    let nodes = |of: Option<&PublishedPeers>| of.map(|of| of.nodes.clone()).unwrap_or_default();
+    let all: BTreeSet<NodeName> = nodes(before).union(&nodes(published)).cloned().collect();
+    let says_so = before.is_some_and(|before| before.hash.is_empty() && before.nodes == all);
+    (!says_so).then(|| PublishedPeers { hash: String::new(), nodes: all })
+}
+
 /// Hash of the addresses, in hexadecimal. The revision does not count.
 fn hash_of(record: &PeersRecord) -> String {
     let record = PeersRecord { revision: 0, ..record.clone() };
@@ -108,9 +124,11 @@ fn hash_of(record: &PeersRecord) -> String {
 pub fn fits(job: &JobSpec, record: &PeersRecord, nodes: &BTreeSet<NodeName>) -> bool {
     let names: usize = nodes.iter().map(|node| node.as_str().len() + NAME_BYTES).sum();
     let tasks = job.tasks.iter().map(|task| (task.name.len(), task.replicas));
+    let bytes = record.encode().len();
     names <= LARGEST_NODES
         && largest_status(tasks, job.array.as_ref()) + names <= LARGEST_STATUS
-        && record.encode().len() <= LARGEST_RECORD
+        && bytes <= LARGEST_RECORD
+        && bytes.saturating_mul(nodes.len()) <= LARGEST_RECORDS
 }
 
 #[cfg(test)]

@@ -470,13 +470,13 @@ impl Keeper {
 
     async fn renew(&self, kept: &OpenSession) {
         let ttl = self.settings.session_ttl;
-        let mut pause = ttl / 3;
+        let (mut pause, mut failing) = (ttl / 3, false);
         loop {
             sleep(pause).await;
             let sent_at = monotonic();
             match timeout(ttl, self.store().renew_session(kept.epoch.session())).await {
                 Ok(Ok(renewed)) if renewed || enabled(Failpoint::DeadSessionKept) => {
-                    pause = ttl / 3;
+                    (pause, failing) = (ttl / 3, false);
                     self.prolong(kept, |deadlines| deadlines.session = sent_at + ttl);
                 }
                 Ok(Ok(_)) => {
@@ -484,8 +484,10 @@ impl Keeper {
                     return;
                 }
                 Ok(Err(error)) => {
-                    warn!(%error, "the session cannot be renewed");
-                    pause = Duration::from_secs(1);
+                    if !failing {
+                        warn!(%error, "the session cannot be renewed");
+                    }
+                    (pause, failing) = (Duration::from_secs(1), true);
                 }
                 Err(_) => pause = Duration::from_secs(1),
             }

@@ -36,7 +36,9 @@ pub(super) struct KnownCells {
     pass: u64,
     /// Nodes compared in that pass.
     steps: usize,
-    /// Requests that had no place, until a node changes or a group is placed.
+    /// Why the disruption budgets of the holders forbid to stop them, as far as they do.
+    budgets: Vec<Option<String>>,
+    /// Requests that had no place, until a node changes, a group is placed, or a budget permits something else.
     no_place: BTreeMap<Request, Why>,
     /// Nodes for tasks, until a node or a group changes: as they are, or once a group has preempted others.
     suggested: BTreeMap<SuggestedFor, Arc<BTreeSet<String>>>,
@@ -224,14 +226,10 @@ impl<'a> Pass<'a, '_> {
         if let Some(why) = known {
             return Err(why.clone());
         }
-        let decided = self.decide(c, group, model, reserved.is_some());
-        if let Err(why) = &decided
-            && why.0 == PodGroupReason::InsufficientCapacity
-            && reserved.is_none()
-        {
-            self.memory.cells.no_place.insert(asked, why.clone());
-        }
-        let (plan, awaits) = match decided? {
+        // To ask again in each pass would take the pass from the groups behind, whatever the answer is.
+        let remembered = reserved.is_none().then_some(asked);
+        let decided = self.decide(c, group, model, remembered.is_none());
+        let (plan, awaits) = match self.remember(&remembered, decided)? {
             Decided::Place(plan) => (plan, None),
             Decided::Reserve(plan, text) => (plan, Some(text)),
             Decided::Await(text) => {
@@ -240,7 +238,8 @@ impl<'a> Pass<'a, '_> {
         };
         let downgraded = self.downgraded(&plan)?;
         let overridden = self.overridden(&plan.cancels, c.id)?;
-        let (nodes, names) = assign(spec, &plan, &slots).map_err(invalid)?;
+        let assigned = assign(spec, &plan, &slots).map_err(invalid);
+        let (nodes, names) = self.remember(&remembered, assigned)?;
         let changed = || insufficient("the cells have changed meanwhile".to_owned());
         let mut after = self.memory.cells.scheduler().cloned().ok_or_else(changed)?;
         after.commit_gang(&plan, &names, self.seen.now).map_err(|_| changed())?;
@@ -256,6 +255,14 @@ impl<'a> Pass<'a, '_> {
             }
         }
         Ok(Found { awaits, nodes, record, after, downgraded, overridden })
+    }
+
+    /// Keeps why a request has no place.
+    fn remember<T>(&mut self, asked: &Option<Request>, found: Result<T, Why>) -> Result<T, Why> {
+        if let (Err(why), Some(asked)) = (&found, asked) {
+            self.memory.cells.no_place.insert(asked.clone(), why.clone());
+        }
+        found
     }
 
     /// Where the group would be placed. It changes nothing. `is_reserved`: it has a reservation.
@@ -406,11 +413,16 @@ impl<'a> Pass<'a, '_> {
         let records: Holders<'_> =
             holders.iter().filter_map(|(id, status)| Some((id, cells::held(status)?))).collect();
         let health = cells::node_health(model, self.seen.fleet, &records);
+        let budget = |(id, _): &(GroupId, Arc<PodGroupStatus>)| {
+            self.seen.groups.get(id)?.value.as_ref().ok()?.forbids_stop()
+        };
+        let budgets: Vec<Option<String>> = holders.iter().map(budget).collect();
         let known = &mut self.memory.cells;
-        if known.now.is_some() {
-            // It was with groups that may not have been placed after all.
+        // It was with groups that may not have been placed after all.
+        if known.now.is_some() || known.budgets != budgets {
             known.no_place.clear();
         }
+        known.budgets = budgets;
         (known.pass, known.now, known.steps) = (pass, None, 0);
         let is_same = known.base.is_some()
             && known.config == config

@@ -170,7 +170,7 @@ pub(super) async fn acknowledge(
     context: &CommandContext,
     args: &AcknowledgeArgs,
 ) -> anyhow::Result<CliExit> {
-    let only = controller(context, args.rc.as_deref()).await?;
+    let only = controller(context, args.rc.as_deref(), !args.dry_run).await?;
     let LogAndState {
         entries,
         folded,

@@ -104,8 +104,9 @@ async fn of_array(
         return Err(failure(format!("the log of index {index} is not known: {why}"), hint));
     };
     let own = JobLogsArgs { index: Some(member), ..args.clone() };
-    match (attempt(context, found, &own, run + 1).await, failed) {
-        // The end of its output is in the status.
+    // The end of the output of a task that has failed is in the status.
+    let of_this_run = |one: &&MemberFailure| (one.attempt, one.slot.index) == (run, member);
+    match (attempt(context, found, &own, run + 1).await, failed.filter(of_this_run)) {
         (Err(error), Some(failure)) if !failure.output.is_empty() => {
             context.note(format!("{error}; this is the end of its output"));
             context.show(failure, || failure.output.clone())

@@ -223,7 +223,8 @@ fn why_kept(group: &PodGroupRecord) -> Option<String> {
         return group.forbids_stop();
     }
     let (budget, members) = (group.spec.budget.as_ref()?, group.budget_members());
-    (allowed(Some(budget), members) == 0).then(|| {
+    // Members that do not run leave whatever the budget is.
+    (members.available > 0 && allowed(Some(budget), members) == 0).then(|| {
         let BudgetMembers { total, available } = members;
         format!(
             "its disruption budget is {}, and {available} of {total} members run",

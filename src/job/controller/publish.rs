@@ -1,19 +1,21 @@
 //! Writes where the members of a job are, for their nodes' agents ([`crate::job::peers`]).
 //!
 //! The records are written in the transaction of the plan if they fit into it, otherwise before it, in transactions of
-//! their own. The status, which names the nodes that have one, is last: an owner that takes over in between writes them
-//! again.
+//! their own. The status names all nodes that may have one before the first of these, and the addresses after the last:
+//! an owner that takes over in between writes or deletes each of them.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::step::PlannedStep;
 use super::{BASE_OPS, JobController, JobView, RESERVED_BYTES};
 use crate::farm::kind::{Action, ReconcileError};
-use crate::farm::status_chain::{Committed, RecordGuard};
+use crate::farm::status_chain::{Change, Committed, RecordGuard};
 use crate::job::manifest::Placed;
 use crate::job::peers::{self, PeersChange};
 use rcfarm_api::Stored;
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::job::status::{JobStatus, PublishedPeers};
 use rcfarm_store::{Index, Op, TxnLimits};
 
 impl JobController {
@@ -32,6 +34,10 @@ impl JobController {
             if self.chain.index() == Index::ZERO {
                 return Ok(None);
             }
+            let before = self.chain.status().peers.as_ref();
+            if let Some(peers) = peers::announced(before, published.as_ref()) {
+                return self.announce_peers(input.record_index, peers).await.map(Some);
+            }
             if let Some(refused) =
                 self.write_peers(RecordGuard::At(input.record_index), ops).await?
             {
@@ -42,6 +48,20 @@ impl JobController {
         }
         step.plan.status.peers = published;
         Ok(None)
+    }
+
+    /// Writes which nodes may have a record from now on, and nothing else. The step is planned again.
+    async fn announce_peers(
+        &mut self,
+        record: Index,
+        peers: PublishedPeers,
+    ) -> Result<Action, ReconcileError> {
+        let status = JobStatus { peers: Some(peers), ..self.chain.status().clone() };
+        let change = Change::of_status(RecordGuard::At(record), status);
+        match self.chain.commit(change).await? {
+            Committed::Applied(_) => Ok(Action::RequeueAfter(Duration::ZERO)),
+            Committed::Refused(_) => Ok(self.after_refusal()),
+        }
     }
 
     /// The change of the records that a step brings. `None`: they stay as they are.

@@ -14,13 +14,14 @@ use crate::job::caches::{Pods, StoppedPods};
 use crate::job::dependencies::{self, JobDependency};
 use crate::job::document::Read;
 use crate::job::doorbells::MOST_READ;
-use crate::job::members::{FreePod, MemberRemoveReason};
+use crate::job::members::{FreePod, MemberPod, MemberRemoveReason};
 use crate::job::owner::ControllerRef;
 use crate::job::plan::ObservedGroup;
 use crate::job::plan::waiting::why_waits;
 use crate::job::{document, writes};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
+use rcfarm_api::job::status::PodPhase;
 use rcfarm_api::manifest::content_hash;
 use rcfarm_api::pod_group::status::{GroupPlacement, PodGroupPhase};
 use rcfarm_api::{FieldError, key};
@@ -235,8 +236,21 @@ impl JobController {
 
     /// Reads the pods that a step stops and that have not ended in the caches. These may lag, and what has ended keeps
     /// its pod with the log. Where it stops many, only an owner that has just claimed the job reads: the caches then
-    /// are as new as its claim. Returns whether anything was read; the step is then planned again.
-    pub(super) async fn read_stopped(&mut self, step: &PlannedStep) -> Result<bool, StoreError> {
+    /// are as new as its claim. Before members leave drained nodes as far as a disruption budget permits, reads those that
+    /// it counts. Returns whether anything was read; the step is then planned again.
+    pub(super) async fn read_stopped(
+        &mut self,
+        input: &JobView,
+        step: &PlannedStep,
+    ) -> Result<bool, StoreError> {
+        let counted = counted_by_budget(input, step);
+        if !counted.is_empty() {
+            let read = self.caches.read_stopped(counted).await?;
+            if let StoppedPods::Each(read) = read {
+                self.known.read(read, &self.caches, &self.claimed.wake);
+            }
+            return Ok(true);
+        }
         let stopped = step.plan.remove.iter().filter(|(pod, why)| {
             *why == MemberRemoveReason::Stop && !pod.phase.has_ended() && !pod.lost
         });
@@ -339,4 +353,16 @@ impl JobController {
             .cloned()
             .collect()
     }
+}
+
+/// The members that a disruption budget counts as available, if the step takes some of them from drained nodes.
+fn counted_by_budget(input: &JobView, step: &PlannedStep) -> Vec<PodRef> {
+    let is_ready = |pod: &MemberPod| pod.phase == PodPhase::Running && pod.ready;
+    let leaves = |(pod, why): &(MemberPod, MemberRemoveReason)| {
+        *why == MemberRemoveReason::Lost && is_ready(pod) && !pod.on_down_node
+    };
+    if input.record.read.spec.budget.is_none() || !step.plan.remove.iter().any(leaves) {
+        return Vec::new();
+    }
+    input.pods.own.iter().filter(|pod| is_ready(pod)).map(|pod| pod.place.clone()).collect()
 }

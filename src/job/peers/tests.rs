@@ -247,6 +247,19 @@ fn records_follow_addresses_and_nodes() {
 }
 
 #[test]
+fn status_names_all_nodes_before_their_records_are_written() {
+    let of =
+        |hash: &str, names: &[&str]| PublishedPeers { hash: hash.to_owned(), nodes: nodes(names) };
+    let (old, new) = (of("1", &["a", "b"]), of("2", &["b", "c"]));
+    let both = of("", &["a", "b", "c"]);
+    assert_eq!(announced(Some(&old), Some(&new)), Some(both.clone()));
+    assert_eq!(announced(Some(&both), Some(&new)), None);
+    assert_eq!(announced(None, Some(&new)), Some(of("", &["b", "c"])));
+    assert_eq!(announced(Some(&both), Some(&of("3", &["d"]))), Some(of("", &["a", "b", "c", "d"])));
+    assert_eq!(announced(Some(&old), None), Some(of("", &["a", "b"])));
+}
+
+#[test]
 fn records_that_are_too_large_are_not_written() {
     let job = volcano(json!({"svc": []}), &[("w", 2)]);
     let small = record(&job, JobUid(Index(7)), 1, &placed(&job), &told_tasks(&job));
@@ -254,6 +267,10 @@ fn records_that_are_too_large_are_not_written() {
     let many: Vec<String> = (0..6_000).map(|n| format!("node-{n:06}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     assert!(!fits(&job, &small, &nodes(&many)), "the status would be too large");
+    let peer = PeerAddress { host: "h".repeat(LARGEST_RECORD - 200), port: None };
+    let one = PeersRecord { tasks: [("w".to_owned(), vec![Some(peer)])].into(), ..small.clone() };
+    assert!(fits(&job, &one, &nodes(&many[..60])));
+    assert!(!fits(&job, &one, &nodes(&many[..100])), "Consul would keep them all in memory");
     let peer = PeerAddress { host: "h".repeat(LARGEST_RECORD), port: None };
     let large = PeersRecord { tasks: [("w".to_owned(), vec![Some(peer)])].into(), ..small };
     assert!(!fits(&job, &large, &nodes(&["a"])));

@@ -119,7 +119,8 @@ fn stop_unknown(
 
 /// Whether a node has started a task again as often as it may, and it has failed once more.
 fn exceeds(task: &JobTask, pod: &MemberPod) -> bool {
-    let failed = pod.restarts + u32::from(pod.is_due || pod.failure.is_some());
+    // A node says how often: as a number it may be anything.
+    let failed = pod.restarts.saturating_add(u32::from(pod.is_due || pod.failure.is_some()));
     task.max_retry.is_some_and(|limit| failed > limit)
 }
 

@@ -401,11 +401,19 @@ async fn nothing_waits_for_ever_without_a_farm() {
 async fn short_beginning_of_an_id_names_nothing() {
     let cluster = HttpCluster::new().await;
     let id = cluster.create(&[]).await;
-    for arguments in [["rc", "delete", &id[..1]], ["rc", "disable", &id[..3]]] {
-        let error = cluster.run(&arguments).await.failed();
-        assert!(error.contains("too short"), "{error}");
+    let changes: [&[&str]; 5] = [
+        &["rc", "delete", &id[..1]],
+        &["rc", "disable", &id[..3]],
+        &["label", "set", "rc", &id[..1], "a=b"],
+        &["label", "remove", "rc", &id[..1], "a"],
+        &["audit", "acknowledge", "--rc", &id[..1]],
+    ];
+    for arguments in changes {
+        let error = cluster.run(arguments).await.failed();
+        assert!(error.contains("too short"), "{arguments:?}: {error}");
     }
     cluster.run(&["rc", "get", &id[..1]]).await.ok();
+    cluster.run(&["label", "get", "rc", &id[..1]]).await.ok();
     cluster.run(&["rc", "disable", &id[..4]]).await.ok();
 }
 

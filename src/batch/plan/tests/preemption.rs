@@ -467,6 +467,27 @@ fn budget_spares_a_group_of_the_own_virtual_cluster() {
     }
 }
 
+/// What a budget forbids is not asked for again in each pass: groups behind have their turn.
+#[test]
+fn forbidden_preemptions_leave_room_for_groups_behind() {
+    let mut sched = TestScheduler::with_cells(4);
+    sched.runs_with_budget("low", 0, json!(1));
+    for n in 0..6 {
+        sched.cell_group(&format!("high-{n}"), "B", 7 + n, (1, 4));
+    }
+    sched.group("plain", json!({"tasks": [{"name": "w", "replicas": 1}]}));
+    sched.bounds.steps = 10;
+    let passes = (0..20).take_while(|_| sched.pass_alone().more).count();
+    assert!(passes < 20, "the pass is never over");
+    assert_eq!(sched.phases(&["plain"]), [(Inqueue, AsDesired)]);
+    assert_eq!(sched.phases(&["high-5"]), [(Pending, PodGroupReason::BudgetExhausted)]);
+    // What does not run is not spared.
+    sched.members("low", json!({"pending": 2}));
+    sched.bounds.steps = usize::MAX;
+    sched.run();
+    assert_eq!(sched.devices("high-5").len(), 1);
+}
+
 /// The virtual cluster was promised its cells: who has them on loan goes.
 #[test]
 fn budget_does_not_spare_a_group_that_cells_were_lent_to() {

@@ -102,10 +102,11 @@ async fn records_go_with_the_job() {
     farm.stop().await;
 }
 
-/// A farm is killed at each of its transactions, before or after it is applied.
+/// A farm is killed at each of its transactions, before or after it is applied. `deleted`: the job goes before the next
+/// farm comes.
 #[tokio::test(start_paused = true)]
 async fn killed_farm_leaves_records_that_the_next_one_completes() {
-    for limit in [64, 12] {
+    for (limit, deleted) in [(64, false), (12, false), (12, true)] {
         let mut is_over = false;
         let mut n = 0;
         while !is_over {
@@ -134,9 +135,14 @@ async fn killed_farm_leaves_records_that_the_next_one_completes() {
             tokio::time::sleep(20 * SECOND).await;
             is_over = seen.load(Ordering::SeqCst) <= dies_at;
             farm.kill().await;
+            if deleted {
+                cluster.delete("rcfarm/jobs/default/j").await;
+            }
             let heir = cluster.start("b");
-            settled(&cluster, "default/j", 6).await;
-            cluster.delete("rcfarm/jobs/default/j").await;
+            if !deleted {
+                settled(&cluster, "default/j", 6).await;
+                cluster.delete("rcfarm/jobs/default/j").await;
+            }
             nothing_is_left(&cluster).await;
             assert_eq!(keys(&cluster, "rcfarm/peers/").await, Vec::<String>::new());
             heir.stop().await;
