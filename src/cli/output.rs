@@ -118,10 +118,11 @@ const FAILED: [&str; 37] = [
     "unreadable",
 ];
 /// Words that mean that something is not as it should be, or not yet.
-const UNFINISHED: [&str; 52] = [
+const UNFINISHED: [&str; 53] = [
     "Aborting",
     "BackedOff",
     "BehindInQueue",
+    "BudgetExhausted",
     "Closing",
     "ControllerGone",
     "Deleting",
