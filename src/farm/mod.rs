@@ -8,6 +8,7 @@
 
 pub mod claim_read;
 pub mod claims;
+mod clock_watch;
 mod context;
 mod doorbells;
 mod farm_loop;

@@ -5,11 +5,13 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, error_span, info, warn};
 
+use super::clock_watch;
 use super::context::{FarmContext, FarmReport, PlacementReport, ReportPlacement};
 use super::farm_loop::FarmLoop;
 use super::kind::RegisteredKind;
@@ -100,7 +102,8 @@ impl Farm {
         let mut watches = JoinSet::new();
         let subscriptions = self.subscribe(&wake_queue, &peers, &doorbells, &states);
         let (caches, tasks) = subscriptions.into_parts();
-        for watch in tasks {
+        let of_clocks = clock_watch::watch(self.context.env.clock.clone(), wake_queue.clone());
+        for watch in tasks.into_iter().chain([of_clocks.boxed()]) {
             watches.spawn(failpoints::task(watch.instrument(tracing::Span::current())));
         }
         let mut farm_loop = FarmLoop {

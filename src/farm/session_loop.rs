@@ -175,6 +175,7 @@ impl FarmLoop<'_> {
                     running.for_each(RunningRecord::wake);
                 }
                 FarmEvent::Doorbells => self.answer_bells(e),
+                FarmEvent::ClockSet => self.wake_all(),
             }
         }
         replan
@@ -232,9 +233,13 @@ impl FarmLoop<'_> {
     fn confirm(&self) {
         warn!("mass deletion confirmed by an operator");
         self.caches.iter().for_each(|cache| cache.confirm());
+        self.wake_all();
+        self.wake_queue.push(FarmEvent::Claims);
+    }
+
+    fn wake_all(&self) {
         let running = self.states.iter().flat_map(|state| state.running.values());
         running.for_each(RunningRecord::wake);
-        self.wake_queue.push(FarmEvent::Claims);
     }
 
     /// Stops every task and waits for it. The locks are deleted with the session.

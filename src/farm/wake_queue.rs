@@ -24,6 +24,8 @@ pub enum FarmEvent {
     },
     /// A doorbell rang.
     Doorbells,
+    /// The wall clock was set, so records sleep until the wrong moment.
+    ClockSet,
 }
 
 /// Queue of events that wake the farm loop. Equal events are merged.

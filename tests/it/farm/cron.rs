@@ -277,6 +277,40 @@ async fn clock_that_is_set_makes_no_run_twice() {
     farm.stop().await;
 }
 
+/// A machine was suspended, or its clock was wrong: who sleeps until a time of day looks again within a minute.
+#[tokio::test(start_paused = true)]
+async fn clock_set_forward_is_noticed_within_a_minute() {
+    let mut cluster = Cluster::new(2).await;
+    let clock = rcfarm_testing::clock::VirtualClock::new(rcfarm_store::time::monotonic());
+    cluster.clock = clock.clone();
+    let _nodes = nodes(&cluster, 0);
+    let farm = cluster.start("a");
+    submit(&cluster, json!({})).await;
+    let mut kept = document(json!({}))["spec"]["jobTemplate"].clone();
+    kept["spec"]["ttlSecondsAfterFinished"] = json!(7200);
+    let ended: Namespaced = "default/ended".parse().unwrap();
+    cluster.put(key::job(&ended), kept.to_string()).await;
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(jobs(&cluster).await, ["ended"]);
+    // Nothing is due for nine minutes. Then a run is, and two hours later the end of the job's time to live.
+    clock.jump(9 * 60 + 30);
+    within(60 * SECOND, "the run that is due", || async {
+        jobs(&cluster).await.contains(&name(10))
+    })
+    .await;
+    clock.jump(7200);
+    within(60 * SECOND, "the job that is to go", || async {
+        !jobs(&cluster).await.contains(&"ended".to_owned())
+    })
+    .await;
+    // Set back, it makes no run again.
+    let made = jobs(&cluster).await;
+    clock.jump(-3600);
+    tokio::time::sleep(120 * SECOND).await;
+    assert_eq!(jobs(&cluster).await, made);
+    farm.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn cron_jobs_at_rest_cost_no_requests() {
     let mut requests = Vec::new();
