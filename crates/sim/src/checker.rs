@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use crate::checks;
 use crate::facts::{
-    CHECK_TTL, CheckFacts, MachineRuns, ProcessRun, SessionProof, SimActor, SimProcess, Violation,
-    is_controllers,
+    AFTER_FAULTS, CHECK_TTL, CLOCK_NOTICED, CheckFacts, MachineRuns, ProcessRun, SessionProof,
+    SimActor, SimProcess, Violation, is_controllers,
 };
 use crate::mix::Mix;
 use crate::model::{SimModel, notes};
@@ -165,6 +165,14 @@ impl Checker {
     pub fn healed(&self) {
         let facts = &mut self.lock().facts;
         facts.healed_at = facts.users_clock.as_ref().map(|clock| clock.wall());
+    }
+
+    /// All clocks were set forward while everything was settled: runs that are due from [`CLOCK_NOTICED`] on are made.
+    pub fn set_forward(&self) {
+        let facts = &mut self.lock().facts;
+        let now = facts.users_clock.as_ref().map(|clock| clock.wall());
+        let as_if = AFTER_FAULTS.saturating_sub(CLOCK_NOTICED);
+        facts.healed_at = now.and_then(|now| now.checked_sub(as_if).ok());
     }
 
     /// A process starts, on a machine with this clock.

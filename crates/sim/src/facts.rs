@@ -23,6 +23,9 @@ pub const CHECK_TTL: Duration = Duration::from_secs(2);
 /// After the end of the faults a farm may have to be claimed, or to wait for a quarantine.
 pub const AFTER_FAULTS: Duration = Duration::from_secs(150);
 
+/// A farm notices within this time that its clock was set.
+pub const CLOCK_NOTICED: Duration = Duration::from_secs(60);
+
 /// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {

@@ -200,6 +200,11 @@ impl Farms {
         }
     }
 
+    /// Sets all clocks forward.
+    pub fn set_forward(&self, seconds: i64) {
+        self.clocks.iter().for_each(|clock| clock.jump(seconds));
+    }
+
     fn every_wire(&self, change: impl Fn(&mut NetworkFaults)) {
         self.running.iter().flatten().for_each(|running| running.link.weather(&change));
     }

@@ -121,6 +121,7 @@ occasions! { Services: {
     23 StepProbed = "a step ran when a probe passed, while its target was active", 20;
     39 RunMade = "a scheduled time made a job", 700;
     39 RunAtChange = "a job was made at the minute of a change of summer time", 200;
+    39 RunAtSecondChange = "a job was made at the second change of summer time that a world saw", 40;
     39 RunBesideOther = "a job was made while another one of its CronJob was active", 50;
     40 StepRetried = "a step was made again after a failure", 100;
     40 FlowSucceeded = "a flow succeeded", 400;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::checker::Checker;
+use crate::checks::minute_in;
 use crate::farms::Farms;
 use crate::fleet::node;
 use crate::liveness;
@@ -22,7 +23,7 @@ use crate::workload::Workload;
 use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id};
 use crate::workload::flows::{TEMPLATES, flow_document, flow_id, template_document, template_id};
 use crate::workload::hostile::is_hostile;
-use crate::workload::schedules::{cron_document, cron_id};
+use crate::workload::schedules::{cron_document, cron_id, is_end_of_summer};
 use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeState;
@@ -156,9 +157,27 @@ impl World {
             // and react late.
             self.farms.until(self.start + self.setup.healed_at + AFTER_RESTORE).await;
         }
+        if let Some(at) = self.setup.goes_on_at {
+            self.go_on_at(at).await;
+        }
         self.rest().await;
         self.take_over().await;
         self.checker.check_fold();
+    }
+
+    /// Sets all clocks forward, to so many seconds after the beginning of 2026, and waits until everything has settled.
+    async fn go_on_at(&mut self, at: i64) {
+        let lived = (monotonic() - self.start).as_secs().cast_signed();
+        let seconds = at - self.setup.begins - lived;
+        self.say(format!("all clocks are set forward by {seconds} s"));
+        self.farms.set_forward(seconds);
+        self.nodes.agents.set_forward(seconds);
+        self.workload.set_forward(seconds);
+        self.checker.set_forward();
+        self.settle().await;
+        let is_run = |id: &Namespaced| minute_in(id).is_some_and(is_end_of_summer);
+        let made = self.checker.look(|model, _| model.flows.made.keys().any(is_run));
+        met_if(made, Occasion::RunAtSecondChange);
     }
 
     fn say(&self, what: String) {

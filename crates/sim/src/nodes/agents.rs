@@ -99,6 +99,11 @@ impl Agents {
         Agents { consul, checker, clock, state }
     }
 
+    /// Sets the machines' clock forward.
+    pub fn set_forward(&self, seconds: i64) {
+        self.clock.jump(seconds);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -20,6 +20,8 @@ const DEALLOCATED: u32 = 250;
 const SCALED_OFF_NODES: u32 = 250;
 /// Of a thousand worlds with replication controllers, in this many users update manifests in order.
 const UPDATED: u32 = 250;
+/// Of a thousand worlds that begin before summer time does, this many see its end, too.
+const SECOND_CHANGE: u32 = 500;
 /// Jumps of clocks, in seconds, where no timer of a job depends on them.
 const LONG_JUMPS: &[i64] = &[-3600, -30, 30, 86_400];
 /// Jumps where one does.
@@ -107,6 +109,9 @@ impl Schedule {
         }
         builder.rng = SimRng::new(seed ^ 0x666c_6f77_7361_6374);
         let begins = if mix.flows { *builder.rng.pick(&BEGINNINGS) } else { 0 };
+        // From a stream of its own, so that it changes nothing else.
+        let goes_on_at = SimRng::new(seed ^ 0x7365_636f_6e64).permille(SECOND_CHANGE);
+        let goes_on_at = (goes_on_at && begins == BEGINNINGS[0]).then_some(BEGINNINGS[1]);
         let restores = agents.is_empty() && lost.is_none();
         let (crons, flows) = if mix.flows { builder.flows(restores) } else { Default::default() };
         builder.rng = SimRng::new(seed ^ 0x686f_7374_696c_6532);
@@ -127,6 +132,7 @@ impl Schedule {
             crons,
             flows,
             begins,
+            goes_on_at,
             healed_at,
         };
         Schedule { found: String::new(), chance, mix, setup, actions }

@@ -58,6 +58,9 @@ pub struct Setup {
     /// What clocks show at the start, in seconds after the beginning of 2026.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub begins: i64,
+    /// What all clocks are set to once everything has settled, in the same seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goes_on_at: Option<i64>,
     /// When the last fault has ended.
     #[serde(with = "millis")]
     pub healed_at: Duration,

@@ -123,6 +123,12 @@ pub fn is_first_after_change(minute: i64) -> bool {
     [SUMMER.start, SUMMER.end].contains(&(minute * 60))
 }
 
+/// Whether it is the first minute after clocks in Berlin were set back.
+#[must_use]
+pub fn is_end_of_summer(minute: i64) -> bool {
+    SUMMER.end == minute * 60
+}
+
 /// Whether a CronJob is due again before the world ends.
 #[must_use]
 pub fn is_due_soon(document: &Value, now: Timestamp) -> bool {

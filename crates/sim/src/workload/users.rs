@@ -35,6 +35,11 @@ impl Workload {
         Workload { consul, checker, clock, ids, locks: Mutex::default() }
     }
 
+    /// Sets the users' clock forward.
+    pub fn set_forward(&self, seconds: i64) {
+        self.clock.jump(seconds);
+    }
+
     pub(super) fn get(&self, key: &Key) -> Option<Entry> {
         let got = self.checker.now(SimActor::User, self.consul.get(key, Query::PLAIN));
         got.ok().and_then(|answer| answer.value)
