@@ -38,6 +38,11 @@ impl NodesProcess {
         Ok(serde_json::from_str(&line)?)
     }
 
+    /// Processor time so far.
+    pub fn cpu(&self) -> anyhow::Result<Duration> {
+        machine::cpu(self.child.id().context("the nodes have ended")?)
+    }
+
     pub async fn stop(self) -> anyhow::Result<()> {
         let NodesProcess { mut child, questions, .. } = self;
         drop(questions);
@@ -181,10 +186,11 @@ impl Bench {
 
     /// An array of `count` tasks of one pod, `limit` at a time; measured until its status says that it has completed.
     pub async fn array(&self, count: usize, limit: usize) -> anyhow::Result<Vec<Figure>> {
-        let raw_few = raw::rate(&self.store, 1).await?;
+        let (raw_few, raw_cpu) = raw::rate_and_cpu(&self.store, 1, self.consul_pid).await?;
         let nodes = self.nodes(1_000, 32).await?;
         let mut farm = self.idle_farm("bench-a").await?;
         let before = (farm.requests().await?, machine::cpu(farm.pid()?)?, self.consul_cpu()?);
+        let nodes_before = nodes.cpu()?;
         let mut one = document(vec![task("main", 1, json!(["true"]))], json!({}));
         let indexes = format!("0-{}%{limit}", count - 1);
         one.insert_str(
@@ -209,14 +215,18 @@ impl Bench {
         let completed = status.array.map_or(0, |array| array.completed_indexes.len());
         let cpu = (machine::cpu(farm.pid()?)? - before.1).as_secs_f64();
         let consul = (self.consul_cpu()? - before.2).as_secs_f64();
+        let of_nodes = (nodes.cpu()? - nodes_before).as_secs_f64();
         let requests = farm.requests().await?;
         let (_, most) = machine::memory(farm.pid()?)?;
         farm.stop().await?;
         nodes.stop().await?;
         fleet::wipe(&self.store).await?;
-        let sent = sent(&requests, "transaction") - sent(&before.0, "transaction");
+        let used = |kind: &str| sent(&requests, kind) - sent(&before.0, kind);
+        let (reads, blocking_reads) = (used("read"), used("blocking_read"));
+        let sent = used("transaction");
         let same = raw::one_after_the_other(&self.store, 30, sent as usize).await?.as_secs_f64();
         let bare = 2.0 * count as f64 / raw_few;
+        let bare_cpu = raw_cpu.as_secs_f64() * 2.0 * count as f64;
         let of = |what: &str| format!("array of {count} tasks, {limit} at a time: {what}");
         Ok(vec![
             Figure::new(of("from submit to its end"), took, "s"),
@@ -228,6 +238,11 @@ impl Bench {
             Figure::new(of("share of these"), took / bare, "").at_most(1.5),
             Figure::new(of("processor, farm"), cpu, "s"),
             Figure::new(of("processor, Consul"), consul, "s"),
+            Figure::new(of("processor of two of 6 operations per task, no farm"), bare_cpu, "s"),
+            Figure::new(of("share of it"), (cpu + consul) / bare_cpu, ""),
+            Figure::new(of("processor, nodes"), of_nodes, "s"),
+            Figure::new(of("reads"), reads, ""),
+            Figure::new(of("blocking reads"), blocking_reads, ""),
         ])
     }
 

@@ -7,10 +7,16 @@
 //! | anything else | runs until it is no longer intended |
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rcfarm_consul::Consul;
 use rcfarm_store::time::SystemClock;
-use rcfarm_testing::fake_nodes::{FakePod, StartLog, run};
+use rcfarm_testing::fake_nodes::{FakePod, NodeTimes, StartLog, run};
+
+/// A node acts within 40 ms or so of a change. An agent takes 15 ms (p50), but reads its own intents alone; these nodes
+/// read the intents of all.
+const TIMES: NodeTimes =
+    NodeTimes { acts_every: Duration::from_millis(20), between_reads: Duration::from_millis(20) };
 
 /// Runs the nodes until standard input ends; each line of it is answered with the starts so far.
 pub async fn serve(store: Arc<Consul>) -> anyhow::Result<()> {
@@ -27,7 +33,7 @@ pub async fn serve(store: Arc<Consul>) -> anyhow::Result<()> {
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
-        ended = run(store, Arc::new(SystemClock), Box::new(exit_code), log) => {
+        ended = run(store, Arc::new(SystemClock), Box::new(exit_code), log, TIMES) => {
             let Err(error) = ended;
             Err(error.into())
         }

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::fleet::{Rc, node};
+use crate::machine;
 
 /// Length of a measurement of a rate.
 const FOR: Duration = Duration::from_millis(1_500);
@@ -48,9 +49,22 @@ async fn own(store: &Arc<Consul>, pods: usize) -> anyhow::Result<Owned> {
 /// Transactions per second of `pods` pods each: fence, check-index of the record, status cas, per pod label cas
 /// and intent cas, audit set; values as long as a farm's.
 pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
+    Ok(rate_and_cpu(store, pods, None).await?.0)
+}
+
+/// As [`rate`], and the processor time that one transaction takes in this process and in `consul`.
+pub async fn rate_and_cpu(
+    store: &Arc<Consul>,
+    pods: usize,
+    consul: Option<u32>,
+) -> anyhow::Result<(f64, Duration)> {
+    let cpu = || {
+        let pids = consul.into_iter().chain([std::process::id()]);
+        pids.map(machine::cpu).sum::<anyhow::Result<Duration>>()
+    };
     let Owned { session, claim, record } = own(store, pods).await?;
     let (done, number) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), cpu()?);
     let mut clients = JoinSet::new();
     for _ in 0..CONNECTIONS {
         let writer = Writer::new(store.clone());
@@ -70,10 +84,12 @@ pub async fn rate(store: &Arc<Consul>, pods: usize) -> anyhow::Result<f64> {
     while let Some(client) = clients.join_next().await {
         client??;
     }
-    let rate = done.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64();
+    let done = done.load(Ordering::Relaxed) as f64;
+    let rate = done / start.elapsed().as_secs_f64();
+    let each = (cpu()? - before).div_f64(done.max(1.0));
     store.destroy_session(&session).await?;
     crate::fleet::wipe(store).await?;
-    Ok(rate)
+    Ok((rate, each))
 }
 
 /// Durations of `count` transactions of `pods` pods each, one after the other.

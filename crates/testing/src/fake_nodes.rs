@@ -22,8 +22,20 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Interval at which nodes read the intents.
-const PERIOD: Duration = Duration::from_millis(100);
+/// How fast the nodes are.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeTimes {
+    /// Interval at which they act on the intents that they have read.
+    pub acts_every: Duration,
+    /// Pause between two reads of all intents, which take Consul long when there are thousands.
+    pub between_reads: Duration,
+}
+
+impl NodeTimes {
+    /// Those of tests.
+    const TESTS: NodeTimes =
+        NodeTimes { acts_every: Duration::from_millis(100), between_reads: Duration::ZERO };
+}
 
 /// Transactions that are sent at once.
 const CONCURRENT_TXNS: usize = 8;
@@ -70,7 +82,7 @@ impl FakeNodes {
     /// Starts all nodes for which pods are intended.
     pub fn start(store: Arc<dyn Store>, clock: Arc<dyn Clock>, exit_code: ExitCode) -> FakeNodes {
         let log = Arc::new(Mutex::default());
-        let run = run(store, clock, exit_code, log.clone());
+        let run = run(store, clock, exit_code, log.clone(), NodeTimes::TESTS);
         let task = tokio::spawn(async {
             let Err(error) = run.await;
             panic!("the fake nodes cannot go on: {error}");
@@ -116,6 +128,7 @@ pub async fn run(
     clock: Arc<dyn Clock>,
     exit_code: ExitCode,
     log: Arc<Mutex<StartLog>>,
+    times: NodeTimes,
 ) -> Result<std::convert::Infallible, StoreError> {
     let reader: Arc<dyn Reader> = store.clone();
     let mut tree = TreeWatch::new(reader, key::intents(), Duration::from_secs(300));
@@ -127,11 +140,14 @@ pub async fn run(
             if send.send(read).is_err() {
                 return;
             }
+            if !times.between_reads.is_zero() {
+                tokio::time::sleep(times.between_reads).await;
+            }
         }
     });
     let mut pods = Pods::default();
     loop {
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(times.acts_every).await;
         let mut ops = Vec::new();
         if intents.has_changed().unwrap_or(false) || pods.is_behind {
             let intended = intents.borrow_and_update().clone()?;
