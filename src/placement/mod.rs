@@ -62,7 +62,7 @@ pub struct WantedNodes<'a> {
     pub request: ScheduleRequest<'a>,
     /// Nodes that must not be returned.
     pub current: &'a BTreeSet<NodeName>,
-    /// How many.
+    /// Number of nodes to return; they are distinct.
     pub count: usize,
     /// Soft limits such as spread or quotas may be exceeded.
     pub force: bool,

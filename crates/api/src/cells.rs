@@ -35,7 +35,7 @@ pub struct GroupKey {
 pub struct ChainReason {
     /// Name of the chain; of the pinned cell, if one is asked for; empty if there is none to try.
     pub chain: String,
-    /// Why.
+    /// What the chain lacks, in HiveD's words where it has them. Never empty.
     pub reason: String,
 }
 

@@ -223,30 +223,16 @@ fn together(below: impl Iterator<Item = CellState>) -> CellState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::{Value, json};
 
-    use super::*;
-    use crate::{CellConfig, CellDecision, PodRequest};
-
-    const CONFIG: &str = "
-physicalCluster:
-  cellTypes:
-    NODE: {childCellType: GPU, childCellNumber: 2, isNodeLevel: true}
-    RACK: {childCellType: NODE, childCellNumber: 2}
-  physicalCells:
-  - {cellType: RACK, cellChildren: [{cellAddress: n0}, {cellAddress: n1, pinnedCellId: p}]}
-virtualClusters:
-  A: {virtualCells: [{cellType: RACK.NODE, cellNumber: 1}]}
-  B: {pinnedCells: [{pinnedCellId: p}]}
-";
+    use crate::fixture::rack;
+    use crate::{CellDecision, PodRequest};
 
     #[test]
     fn trees_show_states_owners_and_health() {
-        let model = CellConfig::parse(CONFIG).unwrap().validate().unwrap();
-        let mut scheduler = CellScheduler::new(Arc::new(model));
-        scheduler.set_node("n0", CellHealthiness::Healthy);
+        let clusters = "{A: {virtualCells: [{cellType: RACK.NODE, cellNumber: 1}]}, \
+                        B: {pinnedCells: [{pinnedCellId: p}]}}";
+        let mut scheduler = rack(", pinnedCellId: p", clusters, &["n0"]);
         let request = "{virtualCluster: A, leafCellNumber: 1, affinityGroup: {name: g, members: [{podNumber: 1,
             leafCellNumber: 1}]}}";
         let request = PodRequest::parse(request, "default", "g-0").unwrap();

@@ -51,6 +51,8 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+#[cfg(test)]
+mod fixture;
 pub mod group;
 pub mod inspect;
 mod invariants;

@@ -120,7 +120,7 @@ pub enum CellEvent {
     Cancelled {
         /// The group.
         group: GroupKey,
-        /// Why.
+        /// What made it unusable, or who took its cells; for people.
         reason: String,
     },
     /// The group runs on as opportunistic.

@@ -101,7 +101,7 @@ pub struct VirtualCellSpec {
     /// Types from a top cell's down to the wanted one, with dots between.
     #[serde(default, deserialize_with = "text_or_number")]
     pub cell_type: CellType,
-    /// How many.
+    /// Number of these cells that the virtual cluster is promised; 0 to what the chain has.
     #[serde(default)]
     pub cell_number: i64,
 }

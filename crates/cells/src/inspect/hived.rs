@@ -279,24 +279,11 @@ fn above(mut below: impl Iterator<Item = CellState>) -> CellState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{CellConfig, CellDecision, CellHealthiness, PodRequest};
-
-    const CONFIG: &str = "
-physicalCluster:
-  cellTypes:
-    NODE: {childCellType: GPU, childCellNumber: 2, isNodeLevel: true}
-    RACK: {childCellType: NODE, childCellNumber: 2}
-  physicalCells:
-  - {cellType: RACK, cellChildren: [{cellAddress: n0}, {cellAddress: n1}]}
-virtualClusters:
-  A: {virtualCells: [{cellType: RACK.NODE, cellNumber: 1}]}
-  B: {virtualCells: [{cellType: RACK.NODE, cellNumber: 1}]}
-";
+    use crate::fixture::rack;
+    use crate::{CellDecision, PodRequest};
 
     /// Schedules a group of one pod with some devices, and commits.
     fn schedule(scheduler: &mut CellScheduler, vc: &str, priority: i32, name: &str, devices: u32) {
@@ -313,11 +300,8 @@ virtualClusters:
     }
 
     fn scheduler() -> CellScheduler {
-        let model = CellConfig::parse(CONFIG).unwrap().validate().unwrap();
-        let mut scheduler = CellScheduler::new(Arc::new(model));
-        let healthy = CellHealthiness::Healthy;
-        scheduler.set_nodes([("n0", healthy), ("n1", healthy)]);
-        scheduler
+        let one = "{virtualCells: [{cellType: RACK.NODE, cellNumber: 1}]}";
+        rack("", &format!("{{A: {one}, B: {one}}}"), &["n0", "n1"])
     }
 
     #[test]

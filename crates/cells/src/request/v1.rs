@@ -55,7 +55,7 @@ pub struct AffinityGroupSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AffinityGroupMemberSpec {
-    /// How many.
+    /// Number of such pods; those of entries with equal devices are added up.
     #[serde(default)]
     pub pod_number: i64,
     /// Devices of each.

@@ -9,19 +9,23 @@ use rcfarm_cells::{
     RebuildNote, StalePlan,
 };
 
+use crate::driven::{DESIGN, DrivenCells, bind, spec};
 use crate::vectors_m::{MINI, gang};
 use crate::vectors_t::t1_pods;
-use crate::world::{DESIGN, World, bind, spec};
 
-fn rebuild(world: &World, config: &CellConfig, reverse: bool) -> (CellScheduler, Vec<RebuildNote>) {
+fn rebuild(
+    driven: &DrivenCells,
+    config: &CellConfig,
+    reverse: bool,
+) -> (CellScheduler, Vec<RebuildNote>) {
     let model = Arc::new(config.validate().unwrap_or_else(|errors| panic!("{errors:#?}")));
-    let mut records = world.cells.records();
+    let mut records = driven.cells.records();
     if reverse {
         records.reverse();
     }
     let nodes: Vec<String> = model.nodes().map(str::to_owned).collect();
     let nodes = nodes.iter().map(|node| {
-        (node.as_str(), world.cells.node_health(node).unwrap_or(CellHealthiness::Healthy))
+        (node.as_str(), driven.cells.node_health(node).unwrap_or(CellHealthiness::Healthy))
     });
     CellScheduler::rebuild(model, nodes, records, Timestamp::UNIX_EPOCH)
 }
@@ -30,11 +34,11 @@ fn rebuild(world: &World, config: &CellConfig, reverse: bool) -> (CellScheduler,
 #[test]
 fn r0_restart_restores_everything_in_any_order() {
     let config = CellConfig::parse(DESIGN).expect("it can be read");
-    let mut world = World::new(&config);
-    t1_pods(&mut world);
+    let mut driven = DrivenCells::new(&config);
+    t1_pods(&mut driven);
     for reverse in [false, true] {
-        let (cells, notes) = rebuild(&world, &config, reverse);
-        assert_eq!(world.cells.difference(&cells), None);
+        let (cells, notes) = rebuild(&driven, &config, reverse);
+        assert_eq!(driven.cells.difference(&cells), None);
         assert_eq!(notes, []);
         let group11 = GroupKey::new("VC1", "group11");
         assert_eq!(cells.group_state(&group11), Some(AffinityGroupState::Preempting));
@@ -44,12 +48,12 @@ fn r0_restart_restores_everything_in_any_order() {
 
 #[test]
 fn p14_one_bound_pod_restores_its_gang() {
-    let mut world = World::yaml(MINI);
+    let mut driven = DrivenCells::yaml(MINI);
     let g = gang("A", "g", 2, 4, 0);
-    assert_eq!(world.schedule("a0", &g).node(), "n0");
+    assert_eq!(driven.schedule("a0", &g).node(), "n0");
     let config = CellConfig::parse(MINI).expect("it can be read");
-    (world.cells, _) = rebuild(&world, &config, false);
-    assert_eq!(world.schedule("a1", &g), bind("n1", 0..4));
+    (driven.cells, _) = rebuild(&driven, &config, false);
+    assert_eq!(driven.schedule("a1", &g), bind("n1", 0..4));
 }
 
 /// The reference's `testReconfiguration`. Its group5 keeps its guarantee here, too: the reservation that had taken it ends,
@@ -57,8 +61,8 @@ fn p14_one_bound_pod_restores_its_gang() {
 #[test]
 fn t7_work_preserving_reconfiguration() {
     let mut config = CellConfig::parse(DESIGN).expect("it can be read");
-    let mut world = World::new(&config);
-    t1_pods(&mut world);
+    let mut driven = DrivenCells::new(&config);
+    t1_pods(&mut driven);
 
     let flat = CellTypeSpec {
         child_cell_type: "DGX2-V100".to_owned(),
@@ -84,7 +88,7 @@ fn t7_work_preserving_reconfiguration() {
     }
     cells.push(rack);
 
-    let (cells, notes) = rebuild(&world, &config, false);
+    let (cells, notes) = rebuild(&driven, &config, false);
     assert_eq!(cells.violations(), Vec::<String>::new());
     let guaranteed = |vc: &str, group: &str| {
         cells.group(&GroupKey::new(vc, group)).expect("it keeps running").guaranteed()
@@ -106,12 +110,12 @@ fn t7_work_preserving_reconfiguration() {
     assert!(noted("group11", "its reservation has ended"), "{notes:#?}");
     assert!(noted("group9", "it runs on as opportunistic"), "{notes:#?}");
 
-    world.cells = cells;
-    let pods: Vec<String> = world.groups_of.keys().cloned().collect();
+    driven.cells = cells;
+    let pods: Vec<String> = driven.groups_of.keys().cloned().collect();
     for pod in pods {
-        world.delete(&pod);
+        driven.delete(&pod);
     }
-    assert_eq!(world.cells.groups().count(), 0);
+    assert_eq!(driven.cells.groups().count(), 0);
 }
 
 /// HiveD writes 3.9 MB for such a gang.
@@ -125,31 +129,31 @@ physicalCluster:
   physicalCells: [{cellType: ROOM}]
 virtualClusters: {A: {virtualCells: [{cellType: ROOM, cellNumber: 1}]}}
 ";
-    let mut world = World::yaml(text);
+    let mut driven = DrivenCells::yaml(text);
     let gang = spec("A", 0, "GPU", 8, "g", &[(128, 8)]);
     for n in 0..128 {
-        world.schedule(&format!("0190a3c4-0000-7000-8000-{n:012}"), &gang).node();
+        driven.schedule(&format!("0190a3c4-0000-7000-8000-{n:012}"), &gang).node();
     }
-    let record = world.cells.record(&GroupKey::new("A", "g")).expect("it exists");
+    let record = driven.cells.record(&GroupKey::new("A", "g")).expect("it exists");
     let text = serde_json::to_string(&record).expect("it encodes");
     assert!(text.len() <= 30_000, "{} bytes", text.len());
 }
 
 #[test]
 fn a_gang_is_committed_at_once() {
-    let mut world = World::yaml(MINI);
+    let mut driven = DrivenCells::yaml(MINI);
     let request = gang("A", "g", 2, 4, 0).0.request("test", "g").expect("it is legal");
-    let Ok(CellDecision::Bind(plan)) = world.cells.plan(&request, "g", None) else {
+    let Ok(CellDecision::Bind(plan)) = driven.cells.plan(&request, "g", None) else {
         panic!("it fits");
     };
     let pods = ["g-0".to_owned(), "g-1".to_owned()];
-    world.cells.commit_gang(&plan, &pods, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+    driven.cells.commit_gang(&plan, &pods, Timestamp::UNIX_EPOCH).expect("nothing has changed");
     let key = GroupKey::new("A", "g");
-    let group = world.cells.group(&key).expect("it has its cells");
+    let group = driven.cells.group(&key).expect("it has its cells");
     assert_eq!(group.allocated_pods().collect::<Vec<_>>(), ["g-0", "g-1"]);
-    assert_eq!(world.cells.commit(&plan, "g-2", Timestamp::UNIX_EPOCH), Err(StalePlan));
-    world.cells.pod_gone(&key, "g-0");
-    assert!(world.cells.group(&key).is_some());
-    world.cells.pod_gone(&key, "g-1");
-    assert!(world.cells.group(&key).is_none());
+    assert_eq!(driven.cells.commit(&plan, "g-2", Timestamp::UNIX_EPOCH), Err(StalePlan));
+    driven.cells.pod_gone(&key, "g-0");
+    assert!(driven.cells.group(&key).is_some());
+    driven.cells.pod_gone(&key, "g-1");
+    assert!(driven.cells.group(&key).is_none());
 }

@@ -4,7 +4,7 @@ use rcfarm_cells::request::{
     PodGroupMemberCellSpec, PodGroupMemberSpec, PodGroupSchedulingSpec, PodRootGroupSpec,
 };
 
-use crate::world::{Outcome, Phase, World, bind, preempt};
+use crate::driven::{DrivenCells, Outcome, Phase, bind, preempt};
 
 const G1: &str = include_str!("../../testdata/v2-group1.yaml");
 const G2: &str = include_str!("../../testdata/v2-group2.yaml");
@@ -28,11 +28,11 @@ fn pods(count: i64, cells: i64, cell_type: &str, within: &str) -> PodRootGroupSp
     }
 }
 
-struct Cases(World, u32);
+struct Cases(DrivenCells, u32);
 
 impl Cases {
     fn new(config: &str) -> Cases {
-        Cases(World::yaml(config), 0)
+        Cases(DrivenCells::yaml(config), 0)
     }
 
     /// Schedules all pods of a new group; the answer for each, until one gets no place.

@@ -104,23 +104,23 @@ pub enum Phase {
     Preempting,
 }
 
-pub struct World {
+pub struct DrivenCells {
     pub cells: CellScheduler,
     pub groups_of: BTreeMap<String, GroupKey>,
 }
 
-impl World {
+impl DrivenCells {
     /// All nodes healthy.
-    pub fn new(config: &CellConfig) -> World {
+    pub fn new(config: &CellConfig) -> DrivenCells {
         let model = config.validate().unwrap_or_else(|errors| panic!("{errors:#?}"));
         let mut cells = CellScheduler::new(Arc::new(model));
         let nodes: Vec<String> = cells.model().nodes().map(str::to_owned).collect();
         cells.set_nodes(nodes.iter().map(|node| (node.as_str(), CellHealthiness::Healthy)));
-        World { cells, groups_of: BTreeMap::new() }
+        DrivenCells { cells, groups_of: BTreeMap::new() }
     }
 
-    pub fn yaml(text: &str) -> World {
-        World::new(&CellConfig::parse(text).unwrap_or_else(|error| panic!("{error}")))
+    pub fn yaml(text: &str) -> DrivenCells {
+        DrivenCells::new(&CellConfig::parse(text).unwrap_or_else(|error| panic!("{error}")))
     }
 
     pub fn all_nodes(&self) -> Vec<String> {
@@ -165,9 +165,9 @@ impl World {
             Err(error) => return Outcome::Refused(error.message),
         };
         let key = request.group.key.clone();
-        let commit = |world: &mut World, plan| {
-            world.cells.commit(plan, pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
-            world.groups_of.insert(pod.to_owned(), key.clone());
+        let commit = |driven: &mut DrivenCells, plan| {
+            driven.cells.commit(plan, pod, Timestamp::UNIX_EPOCH).expect("nothing has changed");
+            driven.groups_of.insert(pod.to_owned(), key.clone());
         };
         match &decision {
             CellDecision::Bind(plan) => {
