@@ -6,7 +6,7 @@ use super::queues::GroupStatusIndex;
 use super::snapshot::ClusterSnapshot;
 use crate::placement::capacity::Fleet;
 use crate::placement::cells::{self, Holders};
-use rcfarm_api::cells::AffinityGroupRecord;
+use rcfarm_api::cells::{AffinityGroupRecord, GroupKey};
 use rcfarm_api::ids::ObjectName;
 use rcfarm_api::key::LabelKind;
 use rcfarm_api::pod_group::spec::GroupId;
@@ -112,6 +112,12 @@ impl CellsSnapshot {
             cells::rebuild(&model, &health, &holders, now)
         };
         Ok(CellsSnapshot { scheduler, notes, fleet, statuses })
+    }
+
+    /// The PodGroup that holds or reserves cells as a group, and what it has.
+    #[must_use]
+    pub fn holder(&self, key: &GroupKey) -> Option<(&GroupId, &AffinityGroupRecord)> {
+        holders(&self.statuses).find(|(_, record)| record.request.key == *key)
     }
 }
 

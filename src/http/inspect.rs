@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 
 use crate::cluster::cells::CellsSnapshot;
 use rcfarm_api::{FieldError, Timestamp};
+use rcfarm_cells::extender::COMPONENT_NAME;
 use rcfarm_store::Reader;
 
 /// The time of day.
@@ -23,7 +24,7 @@ pub type WallClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// Where the routes read.
 #[derive(Clone)]
 pub struct InspectedCells {
-    reader: Arc<dyn Reader>,
+    pub(super) reader: Arc<dyn Reader>,
     now: WallClock,
     /// Held by the request that reads: others wait.
     turn: Arc<Mutex<()>>,
@@ -31,29 +32,38 @@ pub struct InspectedCells {
 
 /// Why a request fails, with the reference's code and prefix.
 #[derive(Debug)]
-struct InspectFailure(StatusCode, String);
+pub(super) struct HivedFailure(StatusCode, String);
 
-impl InspectFailure {
-    fn user(why: impl Into<String>) -> InspectFailure {
-        InspectFailure(StatusCode::BAD_REQUEST, why.into())
+impl HivedFailure {
+    pub(super) fn user(why: impl Into<String>) -> HivedFailure {
+        HivedFailure(StatusCode::BAD_REQUEST, why.into())
     }
 
-    fn platform(why: impl Into<String>) -> InspectFailure {
-        InspectFailure(StatusCode::INTERNAL_SERVER_ERROR, why.into())
+    pub(super) fn platform(why: impl Into<String>) -> HivedFailure {
+        HivedFailure(StatusCode::INTERNAL_SERVER_ERROR, why.into())
+    }
+
+    /// The same failure, of one of the reference's routines for one pod.
+    pub(super) fn of_routine(self, pod: &str, routine: &str) -> HivedFailure {
+        HivedFailure(self.0, format!("[{pod}]: {routine}: Failed: {}", self.1))
+    }
+
+    /// The text with its prefix.
+    pub(super) fn text(&self) -> String {
+        let whose = if self.0.is_server_error() { "Platform" } else { "User" };
+        format!("{COMPONENT_NAME}: {whose} Error: {}", self.1)
     }
 }
 
-impl IntoResponse for InspectFailure {
+impl IntoResponse for HivedFailure {
     fn into_response(self) -> Response {
-        let InspectFailure(code, why) = self;
-        let whose = if code.is_server_error() { "Platform" } else { "User" };
-        (code, Json(format!("hivedscheduler: {whose} Error: {why}"))).into_response()
+        (self.0, Json(self.text())).into_response()
     }
 }
 
-type Answer<T> = Result<Json<T>, InspectFailure>;
+type Answer<T> = Result<Json<T>, HivedFailure>;
 
-/// The routes.
+/// The routes, with those of [`super::extender`].
 pub fn routes(reader: Arc<dyn Reader>, now: WallClock) -> Router {
     let cells = InspectedCells { reader, now, turn: Arc::default() };
     let at = |path: &str| format!("/v1/inspect/{path}");
@@ -64,22 +74,23 @@ pub fn routes(reader: Arc<dyn Reader>, now: WallClock) -> Router {
         .route(&at("clusterstatus/physicalcluster"), get(physical).fallback(not_implemented))
         .route(&at("clusterstatus/virtualclusters/"), get(virtuals).fallback(not_implemented))
         .route(&at("clusterstatus/virtualclusters/{vc}"), get(of_vc).fallback(not_implemented))
+        .merge(super::extender::routes())
         .with_state(cells)
 }
 
-async fn not_implemented() -> InspectFailure {
-    InspectFailure::user("NotImplemented")
+pub(super) async fn not_implemented() -> HivedFailure {
+    HivedFailure::user("NotImplemented")
 }
 
 impl InspectedCells {
     /// The cells as they are stored now.
-    async fn read(&self) -> Result<CellsSnapshot, InspectFailure> {
+    pub(super) async fn read(&self) -> Result<CellsSnapshot, HivedFailure> {
         let _turn = self.turn.lock().await;
         let read = CellsSnapshot::read(self.reader.as_ref(), (self.now)()).await;
-        match read.map_err(|error| InspectFailure::platform(error.to_string()))? {
+        match read.map_err(|error| HivedFailure::platform(error.to_string()))? {
             Ok(Some(cells)) => Ok(cells),
-            Ok(None) => Err(InspectFailure::platform("there are no cells")),
-            Err(bad) => Err(InspectFailure::platform(FieldError::list(&bad))),
+            Ok(None) => Err(HivedFailure::platform("there are no cells")),
+            Err(bad) => Err(HivedFailure::platform(FieldError::list(&bad))),
         }
     }
 }
@@ -94,7 +105,7 @@ async fn group(
 ) -> Answer<impl Serialize> {
     let found = cells.read().await?.scheduler.hived_group_named(&name);
     let why = "does not exist since it is not allocated or preempting";
-    let missing = || InspectFailure::user(format!("Affinity group {name} {why}"));
+    let missing = || HivedFailure::user(format!("Affinity group {name} {why}"));
     found.map(Json).ok_or_else(missing)
 }
 
@@ -115,12 +126,12 @@ async fn of_vc(
     Path(vc): Path<String>,
 ) -> Answer<impl Serialize> {
     let mut all = cells.read().await?.scheduler.hived_cluster().virtual_clusters;
-    let missing = || InspectFailure::user(format!("VC {vc} not found"));
+    let missing = || HivedFailure::user(format!("VC {vc} not found"));
     all.remove(&vc).map(Json).ok_or_else(missing)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::{Value, json};
     use tokio::net::TcpListener;
 
@@ -130,7 +141,7 @@ mod tests {
     use rcfarm_emulator::Emulator;
     use rcfarm_store::{Op, Store as _, TxnOutcome};
 
-    async fn put(store: &Emulator, key: rcfarm_store::Key, value: Value) {
+    pub async fn put(store: &Emulator, key: rcfarm_store::Key, value: Value) {
         let value = value.to_string().into();
         let op = Op::Cas { key, value, flags: 0, index: Index::ZERO };
         let outcome = store.txn(&[op]).await.unwrap();
@@ -138,7 +149,7 @@ mod tests {
     }
 
     /// A node of two devices of the virtual cluster A, all of which the group g/h has.
-    async fn furnished() -> Emulator {
+    pub async fn furnished() -> Emulator {
         let store = Emulator::default();
         let config = json!({
             "physicalCluster": {
@@ -163,15 +174,24 @@ mod tests {
 
     /// Serves the routes, and asks each: method, path; code and JSON of the answer.
     async fn ask(store: Emulator, asked: &[(&str, &str)]) -> Vec<(u16, Value)> {
+        let at = |path: &str| format!("inspect/{path}");
+        let asked: Vec<(&str, String, Vec<u8>)> =
+            asked.iter().map(|(method, path)| (*method, at(path), Vec::new())).collect();
+        send(store, &asked).await
+    }
+
+    /// Serves the routes, and sends each: method, path below `/v1/`, body; code and JSON of the answer.
+    pub async fn send(store: Emulator, asked: &[(&str, String, Vec<u8>)]) -> Vec<(u16, Value)> {
         let routes = routes(Arc::new(store), Arc::new(|| Timestamp::UNIX_EPOCH));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(async move { axum::serve(listener, routes).await });
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let mut answers = Vec::new();
-        for (method, path) in asked {
-            let url = format!("http://{address}/v1/inspect/{path}");
-            let answer = client.request(method.parse().unwrap(), url).send().await.unwrap();
+        for (method, path, body) in asked {
+            let url = format!("http://{address}/v1/{path}");
+            let request = client.request(method.parse().unwrap(), url).body(body.clone());
+            let answer = request.send().await.unwrap();
             answers.push((answer.status().as_u16(), answer.json().await.unwrap()));
         }
         server.abort();

@@ -1,9 +1,10 @@
 //! The HTTP endpoint of a daemon: `/healthz`, `/readyz`, `/metrics`, `/status`, and HiveD's `/v1/inspect/`
-//! ([`inspect`]).
+//! ([`inspect`]) and `/v1/extender/` ([`extender`]).
 //!
 //! It is read-only and returns no secrets. There is no authentication: bind it to loopback, or to the network of the
-//! monitoring. Only `/v1/inspect/` reads keys.
+//! monitoring. Only HiveD's routes read keys.
 
+pub mod extender;
 pub mod inspect;
 pub mod node;
 
@@ -56,7 +57,7 @@ impl Shown {
 pub async fn serve(
     listener: TcpListener,
     shown: Shown,
-    inspect: Router,
+    hived: Router,
     shutdown: CancellationToken,
 ) {
     let app = Router::new()
@@ -65,10 +66,13 @@ pub async fn serve(
         .route("/metrics", get(metrics))
         .route("/status", get(|State(shown): State<Shown>| async move { Json(shown.report()) }))
         .fallback(|| async {
-            (StatusCode::NOT_FOUND, "try /healthz, /readyz, /metrics, /status or /v1/inspect/\n")
+            (
+                StatusCode::NOT_FOUND,
+                "try /healthz, /readyz, /metrics, /status, /v1/inspect/ or /v1/extender/\n",
+            )
         })
         .with_state(shown)
-        .merge(inspect);
+        .merge(hived);
     let limits = HttpLimits::default();
     rcfarm_node::http::serve(HttpListener::Tcp(listener), app, limits, shutdown).await;
 }

@@ -51,6 +51,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod extender;
 #[cfg(test)]
 mod fixture;
 pub mod group;

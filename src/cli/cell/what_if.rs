@@ -14,7 +14,7 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::job::apply::WantedJob;
 use crate::cli::output::{or_dash, table};
 use crate::cli::queue::snapshot::{QueueSnapshot, snapshot};
-use crate::cluster::cells::{CellsSnapshot, holders};
+use crate::cluster::cells::CellsSnapshot;
 use crate::job::writes::tasks_of_new;
 use crate::placement::cells::{self, gang};
 use rcfarm_api::ResourceList;
@@ -138,8 +138,7 @@ fn answer(
         reservations_lost: Vec::new(),
         reasons: Vec::new(),
     };
-    let of_name = holders(&now.statuses).find(|(_, record)| record.request.key == *key);
-    match of_name {
+    match now.holder(key) {
         Some((holder, record)) if holder == id => {
             (found.placed, found.holds) = (true, true);
             found.chain = Some(record.chain.clone());
@@ -223,7 +222,7 @@ fn place(
         return Err(vec![ChainReason { chain, reason: lack }]);
     }
     let of = |key: &GroupKey| {
-        let (id, record) = holders(&now.statuses).find(|(_, record)| record.request.key == *key)?;
+        let (id, record) = now.holder(key)?;
         let group = queues.groups.get(id).and_then(|group| group.value.as_ref().ok());
         Some((record, group.and_then(PodGroupRecord::forbids_stop)))
     };
@@ -259,9 +258,7 @@ fn pod_place(pod: &PodPlacementRecord) -> PodPlace {
 fn affected(now: &CellsSnapshot, keys: &[GroupKey]) -> Vec<AffectedGroup> {
     let of = |key: &GroupKey| AffectedGroup {
         group: key.to_string(),
-        pod_group: holders(&now.statuses)
-            .find(|(_, record)| record.request.key == *key)
-            .map(|(id, _)| id.clone()),
+        pod_group: now.holder(key).map(|(id, _)| id.clone()),
     };
     keys.iter().map(of).collect()
 }
