@@ -44,6 +44,25 @@ struct Ask {
     token: String,
 }
 
+/// A gang of `place`.
+#[derive(Deserialize)]
+struct AskGang {
+    tasks: Vec<AskTask>,
+}
+
+#[derive(Deserialize)]
+struct AskTask {
+    name: String,
+    replicas: usize,
+    #[serde(default)]
+    node_selector: String,
+}
+
+#[derive(Serialize)]
+struct GangNodes {
+    tasks: BTreeMap<String, Vec<String>>,
+}
+
 #[derive(Serialize)]
 struct Nodes {
     nodes: Vec<String>,
@@ -72,6 +91,7 @@ pub fn router(fleet: PathBuf) -> Router {
         .route("/eligible_nodes", post(eligible_nodes))
         .route("/allocate_nodes", post(allocate_nodes))
         .route("/deallocate_nodes", post(deallocate_nodes))
+        .route("/place", post(place))
         .with_state(Scheduler { fleet, book: Arc::default() })
 }
 
@@ -130,6 +150,25 @@ async fn deallocate_nodes(State(scheduler): State<Scheduler>, ask: Json<Ask>) ->
         }
     }
     StatusCode::NO_CONTENT
+}
+
+/// The pods of each task on its machines in turn, the last machine by name first. It reserves nothing.
+async fn place(State(scheduler): State<Scheduler>, ask: Json<AskGang>) -> Answer<Json<GangNodes>> {
+    let mut tasks = BTreeMap::new();
+    for task in &ask.tasks {
+        let selector = match &*task.node_selector {
+            "" => Selector::everything(),
+            text => text.parse().map_err(|_| (StatusCode::BAD_REQUEST, text.to_owned()))?,
+        };
+        let fitting = scheduler.fitting(&selector)?;
+        if fitting.is_empty() {
+            let why = format!("task {}: no machine has {}", task.name, task.node_selector);
+            return Err((StatusCode::CONFLICT, why));
+        }
+        let nodes = fitting.iter().rev().cycle().take(task.replicas).cloned().collect();
+        tasks.insert(task.name.clone(), nodes);
+    }
+    Ok(Json(GangNodes { tasks }))
 }
 
 #[tokio::main]

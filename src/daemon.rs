@@ -80,7 +80,7 @@ struct KindEntry {
 #[rustfmt::skip]
 const KINDS: [KindEntry; 5] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
-    KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone())) },
+    KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone(), p.placement.scheduler.clone())) },
     KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl)) },
     KindEntry { spec: cron::kind::spec, build: |ctx, p| Arc::new(cron::kind::CronKind::new(ctx, p.finds_leftovers)) },
     KindEntry { spec: flow::kind::spec, build: |ctx, p| Arc::new(flow::kind::FlowKind::new(ctx, p.finds_leftovers)) },

@@ -124,6 +124,7 @@ impl Passes {
             set_aside: &BTreeMap::new(),
             fleet: &self.fleet,
             cells: None,
+            answers: None,
             down: &down,
             draining: &BTreeMap::new(),
             may_forget: true,

@@ -1,5 +1,6 @@
 //! Controller of one claimed scheduler record: reads, plans, commits.
 
+mod asking;
 mod queues;
 mod set_aside;
 
@@ -11,6 +12,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tracing::warn;
 
+use self::asking::AskedScheduler;
 use self::set_aside::GroupsSetAside;
 use super::bounds::Bounds;
 use super::caches::SchedulerCaches;
@@ -29,6 +31,7 @@ use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
+use crate::placement::Scheduler;
 use crate::placement::capacity::Fleet;
 use crate::placement::cells::held;
 use rcfarm_api::audit::{Actor, AuditRecord, Details, GroupsOrdered};
@@ -64,6 +67,7 @@ pub struct SchedulerController {
     claimed: ClaimedRecord,
     me: ObjectName,
     caches: Arc<SchedulerCaches>,
+    gangs: AskedScheduler,
     chain: StatusChain<SchedulerStatus>,
     groups: GroupStatuses,
     /// Groups whose status cannot be decoded. They are left unchanged, since their allocations are unknown.
@@ -161,6 +165,7 @@ impl SchedulerController {
         claimed: ClaimedRecord,
         me: ObjectName,
         caches: Arc<SchedulerCaches>,
+        scheduler: Arc<dyn Scheduler>,
     ) -> Self {
         let since = ctx.clock.wall();
         let keys = (key::scheduler(&me), key::scheduler_status(&me));
@@ -170,6 +175,7 @@ impl SchedulerController {
             claimed,
             me,
             caches,
+            gangs: AskedScheduler::new(scheduler),
             chain,
             groups: GroupStatuses::new(),
             unreadable: BTreeSet::new(),
@@ -293,6 +299,9 @@ impl SchedulerController {
         }
         let Some((record_index, spec, selector)) = self.record().await? else { return Ok(None) };
         self.take_back();
+        if self.gangs.expire() {
+            self.idle = None;
+        }
         let queues = self.caches.queues.snapshot();
         let groups = self.caches.groups.snapshot();
         let classes = self.caches.classes.snapshot();
@@ -320,6 +329,7 @@ impl SchedulerController {
             set_aside: &self.set_aside.groups,
             fleet: &fleet,
             cells: cells::stored(&cells.value),
+            answers: self.gangs.answers(),
             down: &down,
             draining: &draining,
             may_forget: groups.untrusted.is_none(),
@@ -355,6 +365,7 @@ impl SchedulerController {
                 plan
             }
         };
+        self.gangs.had_their_pass();
         if plan.asks_cells {
             self.caches.cells_asked.cancel();
         }
@@ -540,11 +551,39 @@ impl SchedulerController {
 #[async_trait]
 impl Controller for SchedulerController {
     async fn reconcile(&mut self) -> Result<Action, ReconcileError> {
+        let action = self.pass().await?;
+        // Without the lock: other tasks of this farm go on while the scheduler is asked.
+        if self.gangs.ask(&self.me).await {
+            self.idle = None;
+            return Ok(Action::RequeueAfter(Duration::ZERO));
+        }
+        Ok(action)
+    }
+
+    async fn report_quarantine(
+        &mut self,
+        error: &str,
+        pause: Duration,
+    ) -> Result<(), ReconcileError> {
+        self.refresh().await?;
+        let seen = self.claimed.records.snapshot();
+        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
+        let mut status = self.chain.status().clone();
+        status.last_error = Some(error.to_owned());
+        status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
+        self.write_status(record.index, status).await
+    }
+}
+
+impl SchedulerController {
+    /// Plans a pass and commits it.
+    async fn pass(&mut self) -> Result<Action, ReconcileError> {
         self.begun = monotonic();
         // Held from plan to commit: other tasks of this farm would allocate the same capacity.
         let caches = self.caches.clone();
         let _guard = caches.view.ledger.lock_plans().await;
         let Some(input) = self.read_input().await? else { return Ok(Action::AwaitChange) };
+        self.gangs.wants(&input.plan.asks);
         if self.make_default_queue(input.record_index).await? {
             return Ok(Action::RequeueAfter(Duration::ZERO));
         }
@@ -591,19 +630,5 @@ impl Controller for SchedulerController {
             self.write_status(input.record_index, status).await?;
         }
         Ok(self.next_action(&input.plan))
-    }
-
-    async fn report_quarantine(
-        &mut self,
-        error: &str,
-        pause: Duration,
-    ) -> Result<(), ReconcileError> {
-        self.refresh().await?;
-        let seen = self.claimed.records.snapshot();
-        let Some(record) = seen.value.0.get(&self.claimed.id) else { return Ok(()) };
-        let mut status = self.chain.status().clone();
-        status.last_error = Some(error.to_owned());
-        status.quarantined_until = self.ctx.clock.wall().checked_add(pause).ok();
-        self.write_status(record.index, status).await
     }
 }

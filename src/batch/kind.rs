@@ -12,7 +12,7 @@ use crate::farm::kind::{
     ClaimedRecord, Controller, ControllerContext, Kind, KindSpec, RecordCheck,
 };
 use crate::farm::subscriptions::Subscriber;
-use crate::placement::cells;
+use crate::placement::{Scheduler, cells};
 use rcfarm_api::ids::{Namespaced, ObjectName, QueueName};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::pod_group::spec::PodGroupRecord;
@@ -134,13 +134,18 @@ fn check_cells(tail: &str, value: &[u8]) -> Result<(), FieldError> {
 pub struct SchedulerKind {
     ctx: ControllerContext,
     caches: Arc<SchedulerCaches>,
+    scheduler: Arc<dyn Scheduler>,
 }
 
 impl SchedulerKind {
-    /// Uses the caches that all schedulers of the farm share.
+    /// Uses the caches that all schedulers of the farm share. `scheduler` is asked about gangs if it places them.
     #[must_use]
-    pub fn new(ctx: ControllerContext, caches: Arc<SchedulerCaches>) -> Self {
-        SchedulerKind { ctx, caches }
+    pub fn new(
+        ctx: ControllerContext,
+        caches: Arc<SchedulerCaches>,
+        scheduler: Arc<dyn Scheduler>,
+    ) -> Self {
+        SchedulerKind { ctx, caches, scheduler }
     }
 }
 
@@ -169,8 +174,7 @@ impl Kind for SchedulerKind {
 
     fn controller(&self, claimed: ClaimedRecord) -> Box<dyn Controller> {
         let name = claimed.id.as_str().parse().expect("the farm claims legal names only");
-        let controller =
-            SchedulerController::new(self.ctx.clone(), claimed, name, self.caches.clone());
-        Box::new(controller)
+        let (caches, scheduler) = (self.caches.clone(), self.scheduler.clone());
+        Box::new(SchedulerController::new(self.ctx.clone(), claimed, name, caches, scheduler))
     }
 }

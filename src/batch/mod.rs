@@ -13,8 +13,9 @@
 //! one transaction is written ahead: its placement with state `Reserving`, then the nodes' allocations in parts, then
 //! `Bound`. No member starts before `Bound`. The next owner completes the reservation or releases it.
 //!
-//! The trait [`placement::Scheduler`](crate::placement::Scheduler) is not used here: it places pods of replication
-//! controllers. Gangs are placed by [`capacity::place`](fn@crate::placement::capacity::place).
+//! Gangs are placed by room ([`capacity::place`](fn@crate::placement::capacity::place)), or where a scheduler over HTTP says
+//! ([`Scheduler::place`](crate::placement::Scheduler::place)): the controller asks it between two passes, without the
+//! farm's lock of plans, and the next pass checks and uses the answer.
 //!
 //! | module | contents |
 //! |---|---|
@@ -23,6 +24,7 @@
 //! | `plan/cells.rs` | groups that ask for cells: placed by [`rcfarm_cells`], rebuilt from configuration and statuses. Pure |
 //! | [`queues`] | the tree of queues: which are open, and their remaining capability. Pure |
 //! | [`pod_group_machine`], [`queue_machine`] | phases of a group, states of a queue. Pure |
+//! | [`answers`] | what a scheduler over HTTP has said about gangs. Pure |
 //! | [`placing`] | members of a group as pods on nodes. Pure |
 //! | [`ports`] | ports of members on nodes that give some. Pure |
 //! | [`writes`], [`bounds`] | packs changes into transactions; how much one pass may change. Pure |
@@ -31,6 +33,7 @@
 //! | [`kind`] | the kind `scheduler`: prefixes, rights, subscriptions |
 //! | `failpoints` | change input or output of the plan in tests |
 
+pub mod answers;
 pub mod bounds;
 pub mod caches;
 mod controller;

@@ -14,6 +14,7 @@
 //! ([`BatchPlan::more`]). What did not fit is remembered until capacity grows ([`PassMemory`]).
 
 mod adjust;
+mod answered;
 mod cells;
 mod drain;
 mod eviction;
@@ -39,6 +40,7 @@ use passes::Head;
 use shapes::{Rank, WaitingGroup};
 pub use waiting::positions;
 
+use super::answers::{GangAnswers, GangAsk};
 use super::bounds::Bounds;
 use super::placing::{
     GroupMember, PlacementChange, VersionedStatus, bookings, gang, members, placement,
@@ -80,6 +82,8 @@ pub struct BatchObserved<'a> {
     pub fleet: &'a Fleet,
     /// The configuration of cells.
     pub cells: Option<&'a Arc<StoredCells>>,
+    /// What the scheduler has said about gangs; `None`: all are placed by room.
+    pub answers: Option<&'a GangAnswers>,
     /// Nodes that are down; members without a pod are moved away, groups that hold cells there are evicted.
     pub down: &'a BTreeSet<NodeName>,
     /// Nodes that are drained, with what the drain does about members of jobs.
@@ -118,6 +122,8 @@ pub struct BatchPlan {
     pub waiting: BTreeMap<QueueName, Vec<Waiting>>,
     /// Charges after the changes.
     pub usage: Usage,
+    /// Gangs about which the scheduler is to be asked.
+    pub asks: Vec<GangAsk>,
     /// Whether a group that waited asks for cells.
     pub asks_cells: bool,
     /// Whether to run another pass at once.
@@ -173,6 +179,8 @@ enum Message {
     DoesNotFit(Gang),
     /// It asks for cells, and no chain has them.
     Chains(Vec<ChainReason>),
+    /// The scheduler is asked after this pass: the status stays as it is.
+    Asked,
 }
 
 /// Selector and resources of a waiting group with a single pod and no `minResources`; `None`: another group.
@@ -288,6 +296,9 @@ impl<'a> Pass<'a, '_> {
             return 1;
         }
         let asked = self.asked(c, &c.record.spec.all_to_place());
+        if self.seen.answers.is_some() {
+            return self.admit_one(c, asked);
+        }
         if self.is_hopeless(c, &asked) || self.keeps_capacity(&c.queue) {
             return self.admit_one(c, asked);
         }
@@ -412,7 +423,8 @@ impl<'a> Pass<'a, '_> {
         }
         let mut found = self.find(c, all);
         let least = spec.least_to_place();
-        if found.is_err() && spec.min_member.is_some() && least != spec.all_to_place() {
+        let may_be_fewer = spec.min_member.is_some() && least != spec.all_to_place();
+        if found.is_err() && may_be_fewer && !self.is_asked(c) {
             found = self.find(c, self.asked(c, &least));
         }
         match found {
@@ -439,6 +451,9 @@ impl<'a> Pass<'a, '_> {
     /// Placement within the queue's capability and the nodes' capacity.
     fn find(&mut self, c: &Candidate<'a>, asked: Asked) -> Result<capacity::GangPlacement, Why> {
         self.check_queue(c, &asked)?;
+        if let Some(answer) = self.answered(c, &asked.gang) {
+            return answer;
+        }
         let found = match self.find_beside_head(c, &asked.gang) {
             Some(found) => found?,
             None => {
@@ -530,7 +545,7 @@ impl<'a> Pass<'a, '_> {
         }
         if !self.is_strict(&c.queue) {
             // What is kept for the first is counted by capacity, not by cells.
-            if c.record.spec.cells.is_none() {
+            if c.record.spec.cells.is_none() && !matches!(message, Message::Asked) {
                 self.note_head(c, reason);
             }
         } else if reason != PodGroupReason::ExceedsCapability {
@@ -544,44 +559,13 @@ impl<'a> Pass<'a, '_> {
         queue.is_some_and(|q| q.spec.dequeue_strategy == QueueStrategy::Fifo)
     }
 
-    /// Status of an admitted group that found no placement in time. It is no longer charged. In a FIFO queue it keeps its
-    /// place; in others it moves to the end of its queue, with a pause before the next attempt.
-    pub(super) fn requeued(
-        &mut self,
-        mut after: PodGroupStatus,
-        spec: &PodGroupSpec,
-    ) -> PodGroupStatus {
-        let now = self.seen.now;
-        let seconds =
-            spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
-        after.place_by = None;
-        let message = if self.is_strict(&spec.queue) {
-            format!("it had no place within {seconds} s; it keeps its place in the queue")
-        } else {
-            after.sent_back = after.sent_back.saturating_add(1);
-            let until = now.checked_add(self.seen.spec.pause(after.sent_back)).unwrap_or(now);
-            self.due(until);
-            after.not_before = Some(until);
-            after.since = self.seen.latest;
-            format!("it had no place within {seconds} s; again after {until}")
-        };
-        let phase = next(after.phase, Order::Requeue, MemberState::TooFew);
-        after.say(phase, PodGroupReason::BackedOff, message, now);
-        after
-    }
-
-    /// Deadline for the placement of a group.
-    pub(super) fn timeout(&self, spec: &PodGroupSpec) -> Timestamp {
-        let seconds =
-            spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
-        let timeout = std::time::Duration::from_secs(seconds);
-        self.seen.now.checked_add(timeout).unwrap_or(self.seen.now)
-    }
-
     /// Sets the reason of a waiting group if it has changed.
     fn wait(&mut self, c: &Candidate<'a>, (reason, message): Why) {
         if !c.admitted {
             self.list(&c.queue, c.id, reason);
+        }
+        if matches!(message, Message::Asked) {
+            return;
         }
         // What stands in the way of cells, and whom a group waits for, changes while the reason stays.
         let is_compared = reason == PodGroupReason::Preempting
@@ -616,6 +600,7 @@ impl<'a> Pass<'a, '_> {
             Message::Text(text) => text,
             Message::DoesNotFit(gang) => self.memory.message(&gang),
             Message::Chains(chains) => waiting::text_of(&chains),
+            Message::Asked => "the scheduler is asked".to_owned(),
         }
     }
 

@@ -171,9 +171,9 @@ impl FarmRunArgs {
         let remote = RemoteScheduler::new(&self.scheduler).map_err(|error| {
             failure(error.to_string(), "--scheduler labels, or http://host:port")
         })?;
-        warn!(
+        info!(
             scheduler = remote.address(),
-            "it is asked for replication controllers alone: gangs of jobs are placed by room (docs/guide/custom-scheduler.md)"
+            "it is asked for replication controllers, and for gangs if it knows the verb place (docs/guide/custom-scheduler.md)"
         );
         let address = remote.address().unwrap_or_default();
         Ok((Box::new(|_| Arc::new(remote)), address))

@@ -1,5 +1,6 @@
-//! The `Scheduler` trait with p2's three verbs, and its implementations: the built-in one (label selector and capacity)
-//! and one over HTTP. The owner of a scheduler record places gangs ([`capacity::place()`]).
+//! The `Scheduler` trait with p2's three verbs and one for gangs, and its implementations: the built-in one (label selector
+//! and capacity) and one over HTTP. The owner of a scheduler record places gangs: where a scheduler over HTTP says, or by
+//! room ([`capacity::place()`]).
 //!
 //! A scheduler chooses nodes and writes nothing. The controller writes under its fence, and allocates what the pods ask for
 //! in the same transaction ([`capacity`]), whichever scheduler chose.
@@ -23,9 +24,11 @@ pub use discovery::{CatalogDiscovery, Discovery, NoDiscovery};
 pub use remote::RemoteScheduler;
 pub use selector::{NodeLabels, SelectorScheduler};
 
-use rcfarm_api::ids::{NodeName, RcId};
+use capacity::{Gang, GangPlacement};
+use rcfarm_api::ids::{NodeName, ObjectName, QueueName, RcId};
 use rcfarm_api::labels::Selector;
 use rcfarm_api::manifest::Manifest;
+use rcfarm_api::pod_group::spec::GroupId;
 use rcfarm_api::rc::spec::RcSpec;
 use rcfarm_api::scheduler::Packing;
 
@@ -68,6 +71,19 @@ pub struct WantedNodes<'a> {
     pub force: bool,
     /// Identifies the attempt.
     pub token: Uuid,
+}
+
+/// A gang that a scheduler is asked to place.
+#[derive(Debug, Clone, Copy)]
+pub struct GangRequest<'a> {
+    /// The scheduler record under which it is placed.
+    pub scheduler: &'a ObjectName,
+    /// Its queue.
+    pub queue: &'a QueueName,
+    /// Its PodGroup, which has the name of its job.
+    pub id: &'a GroupId,
+    /// Its pods that need nodes now.
+    pub gang: &'a Gang,
 }
 
 /// Nodes in name order. Shared, because thousands of controllers often use one selector.
@@ -113,6 +129,18 @@ pub trait Scheduler: Send + Sync + 'static {
         _token: Uuid,
     ) -> Result<(), ScheduleError> {
         Ok(())
+    }
+
+    /// Nodes for a gang, for all of its pods; `None`: this scheduler places no gangs, and the caller does by room. It
+    /// reserves nothing: the caller checks the nodes, allocates, and may ask again. [`ScheduleError::Exhausted`]: the
+    /// gang has no place now.
+    async fn place(&self, _gang: GangRequest<'_>) -> Result<Option<GangPlacement>, ScheduleError> {
+        Ok(None)
+    }
+
+    /// Whether [`Scheduler::place`] is worth a call.
+    fn places_gangs(&self) -> bool {
+        false
     }
 
     /// Whether [`Scheduler::allocate_nodes`] returns only nodes of [`Scheduler::eligible_nodes`].

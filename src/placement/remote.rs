@@ -1,7 +1,7 @@
 //! A scheduler over HTTP, in any language. `docs/guide/custom-scheduler.md` describes the JSON;
 //! `examples/scheduler_server.rs` is a server.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +9,12 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
+use super::capacity::GangPlacement;
+use super::{EligibleNodes, GangRequest, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
+use rcfarm_api::ResourceList;
 use rcfarm_api::ids::NodeName;
+use rcfarm_api::pod_group::spec::TaskSpec;
+use rcfarm_api::scheduler::Packing;
 
 /// Client of a scheduler that is reached over HTTP.
 pub struct RemoteScheduler {
@@ -40,6 +44,50 @@ struct Ask<'a> {
 #[derive(Deserialize)]
 struct NodesAnswer {
     nodes: Vec<String>,
+}
+
+/// A gang, as `place` sends it.
+#[derive(Serialize)]
+struct AskGang<'a> {
+    scheduler: &'a str,
+    queue: &'a str,
+    pod_group: String,
+    packing: Packing,
+    tasks: Vec<AskTask<'a>>,
+}
+
+#[derive(Serialize)]
+struct AskTask<'a> {
+    name: &'a str,
+    replicas: u32,
+    node_selector: &'a str,
+    resources: &'a ResourceList,
+    ports: u32,
+}
+
+#[derive(Deserialize)]
+struct GangNodesAnswer {
+    tasks: BTreeMap<String, Vec<String>>,
+}
+
+impl<'a> AskGang<'a> {
+    fn of(request: GangRequest<'a>) -> Self {
+        let GangRequest { scheduler, queue, id, gang } = request;
+        let task = |task: &'a TaskSpec| AskTask {
+            name: &task.name,
+            replicas: task.replicas,
+            node_selector: &task.node_selector,
+            resources: &task.resources,
+            ports: task.ports,
+        };
+        AskGang {
+            scheduler: scheduler.as_str(),
+            queue: queue.as_str(),
+            pod_group: id.to_string(),
+            packing: gang.packing,
+            tasks: gang.tasks.iter().map(task).collect(),
+        }
+    }
 }
 
 impl<'a> Ask<'a> {
@@ -77,17 +125,34 @@ impl RemoteScheduler {
     }
 
     async fn call(&self, verb: &str, ask: &impl Serialize) -> Result<bytes::Bytes, ScheduleError> {
+        let (status, body) = self.send(verb, ask).await?;
+        answered(verb, status, body)
+    }
+
+    async fn send(
+        &self,
+        verb: &str,
+        ask: &impl Serialize,
+    ) -> Result<(reqwest::StatusCode, bytes::Bytes), ScheduleError> {
         let url = self.base.join(verb).map_err(|e| ScheduleError::BadAnswer(e.to_string()))?;
         let lost = |e: reqwest::Error| ScheduleError::Unreachable(e.without_url().to_string());
         let response = self.client.post(url).json(ask).send().await.map_err(lost)?;
         let status = response.status();
-        let body = response.bytes().await.map_err(lost)?;
-        let text = || String::from_utf8_lossy(&body[..body.len().min(200)]).into_owned();
-        match status.as_u16() {
-            200..=299 => Ok(body),
-            409 => Err(ScheduleError::Exhausted(text())),
-            _ => Err(ScheduleError::Unreachable(format!("{verb} answered {status}: {}", text()))),
-        }
+        Ok((status, response.bytes().await.map_err(lost)?))
+    }
+}
+
+/// The body of an answer that is a success.
+fn answered(
+    verb: &str,
+    status: reqwest::StatusCode,
+    body: bytes::Bytes,
+) -> Result<bytes::Bytes, ScheduleError> {
+    let text = || String::from_utf8_lossy(&body[..body.len().min(200)]).into_owned();
+    match status.as_u16() {
+        200..=299 => Ok(body),
+        409 => Err(ScheduleError::Exhausted(text())),
+        _ => Err(ScheduleError::Unreachable(format!("{verb} answered {status}: {}", text()))),
     }
 }
 
@@ -141,6 +206,29 @@ impl Scheduler for RemoteScheduler {
         let ask = Ask { nodes: Some(nodes), token: Some(token), ..Ask::of(request) };
         self.call("deallocate_nodes", &ask).await.map(drop)
     }
+
+    /// A server that does not know the verb places no gangs.
+    async fn place(&self, gang: GangRequest<'_>) -> Result<Option<GangPlacement>, ScheduleError> {
+        let (status, body) = self.send("place", &AskGang::of(gang)).await?;
+        if matches!(status.as_u16(), 404 | 405 | 501) {
+            return Ok(None);
+        }
+        let bad = |why: String| ScheduleError::BadAnswer(why);
+        let body = answered("place", status, body)?;
+        let answer: GangNodesAnswer =
+            serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
+        let mut tasks: BTreeMap<String, Vec<NodeName>> = BTreeMap::new();
+        for (task, nodes) in answer.tasks {
+            let nodes: Result<Vec<NodeName>, _> = nodes.iter().map(|node| node.parse()).collect();
+            tasks.insert(task, nodes.map_err(|error| bad(error.to_string()))?);
+        }
+        Ok(Some(GangPlacement { tasks }))
+    }
+
+    fn places_gangs(&self) -> bool {
+        true
+    }
+
     /// Without user and password, since many may read it.
     fn address(&self) -> Option<String> {
         let mut base = self.base.clone();

@@ -1,5 +1,6 @@
 //! Passes over small clusters, by example.
 
+mod answered;
 mod cells;
 mod drained;
 mod ended;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::batch::answers::GangAnswers;
 use crate::batch::placing::{PlacementChange, bookings, members, with_allocation};
 use crate::batch::plan::{
     BatchObserved, BatchPlan, Bounds, GroupStatuses, PassMemory, SetAside, plan, positions,
@@ -54,6 +56,7 @@ pub(super) struct TestScheduler {
     pub(super) book: GroupStatuses,
     pub(super) fleet: Fleet,
     pub(super) cells: Option<Arc<StoredCells>>,
+    pub(super) answers: Option<GangAnswers>,
     pub(super) spec: SchedulerSpec,
     pub(super) now: Timestamp,
     pub(super) index: u64,
@@ -84,6 +87,7 @@ impl TestScheduler {
             book: GroupStatuses::new(),
             fleet,
             cells: None,
+            answers: None,
             spec: SchedulerSpec::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
             index: 10,
@@ -164,6 +168,7 @@ impl TestScheduler {
             set_aside: &self.set_aside,
             fleet: &self.fleet,
             cells: self.cells.as_ref(),
+            answers: self.answers.as_ref(),
             down: &self.down,
             draining: &self.draining,
             may_forget: true,

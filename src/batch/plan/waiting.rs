@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::shapes::{Rank, ShapeAnswer, ShapeRequest, WaitingGroup};
 use super::{Asked, Candidate, GroupStatuses, Pass, missing_class};
+use crate::batch::pod_group_machine::{MemberState, Order, next};
 use crate::batch::queues::Queues;
 use crate::cluster::queues::StoredGroups;
 use crate::placement::capacity::IndexVersion;
@@ -12,7 +13,7 @@ use rcfarm_api::Timestamp;
 use rcfarm_api::cells::ChainReason;
 use rcfarm_api::ids::QueueName;
 use rcfarm_api::manifest::command_line::cut;
-use rcfarm_api::pod_group::spec::GroupId;
+use rcfarm_api::pod_group::spec::{GroupId, PodGroupSpec};
 use rcfarm_api::pod_group::status::{PodGroupPhase, PodGroupReason, PodGroupStatus};
 use rcfarm_api::queue::status::WAITING_LISTED;
 
@@ -192,5 +193,39 @@ impl<'a> Pass<'a, '_> {
         let fits = self.memory.emptied(self.seen.fleet).has_room(&asked.gang);
         self.memory.known.shapes.all[at].fits_empty = Some((version, fits));
         fits
+    }
+
+    /// Status of an admitted group that found no placement in time. It is no longer charged. In a FIFO queue it keeps its
+    /// place; in others it moves to the end of its queue, with a pause before the next attempt.
+    pub(super) fn requeued(
+        &mut self,
+        mut after: PodGroupStatus,
+        spec: &PodGroupSpec,
+    ) -> PodGroupStatus {
+        let now = self.seen.now;
+        let seconds =
+            spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
+        after.place_by = None;
+        let message = if self.is_strict(&spec.queue) {
+            format!("it had no place within {seconds} s; it keeps its place in the queue")
+        } else {
+            after.sent_back = after.sent_back.saturating_add(1);
+            let until = now.checked_add(self.seen.spec.pause(after.sent_back)).unwrap_or(now);
+            self.due(until);
+            after.not_before = Some(until);
+            after.since = self.seen.latest;
+            format!("it had no place within {seconds} s; again after {until}")
+        };
+        let phase = next(after.phase, Order::Requeue, MemberState::TooFew);
+        after.say(phase, PodGroupReason::BackedOff, message, now);
+        after
+    }
+
+    /// Deadline for the placement of a group.
+    pub(super) fn timeout(&self, spec: &PodGroupSpec) -> Timestamp {
+        let seconds =
+            spec.schedule_timeout_seconds.unwrap_or(self.seen.spec.schedule_timeout_seconds);
+        let timeout = std::time::Duration::from_secs(seconds);
+        self.seen.now.checked_add(timeout).unwrap_or(self.seen.now)
     }
 }
