@@ -10,6 +10,7 @@ use super::failure::{CliExit, failure};
 use super::output::table;
 use super::rc::find;
 use rcfarm_api::audit::{Details, LabelsChange};
+use rcfarm_api::budget::BudgetAmount;
 use rcfarm_api::ids::{NodeName, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{
@@ -174,7 +175,11 @@ fn pair_of(text: &str, example: &str) -> anyhow::Result<(String, String)> {
 pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write it as key=value")?;
     check_label_key(key).map_err(|error| error.to_string())?;
-    check_label_value(value).map_err(|error| error.to_string())?;
+    // A part of the pods, `60%`: no selector can name it, and none has to.
+    let is_part = key == key::MIN_HEALTH_LABEL && value.parse::<BudgetAmount>().is_ok();
+    if !is_part {
+        check_label_value(value).map_err(|error| error.to_string())?;
+    }
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -411,4 +416,18 @@ fn show(
             &[(&header, &|(id, _)| id.clone()), ("LABELS", &|(_, labels)| pairs(labels).join(","))],
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_values_of_the_minimum_health_alone() {
+        let label = |text: &str| pair(text).map(|(_, value)| value);
+        assert_eq!(label("rcfarm/min_health=60%"), Ok("60%".to_owned()));
+        assert_eq!(label("rcfarm/min_health=3"), Ok("3".to_owned()));
+        assert!(label("rcfarm/min_health=101%").is_err());
+        assert!(label("role=60%").is_err());
+    }
 }

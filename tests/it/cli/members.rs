@@ -180,6 +180,34 @@ async fn drain_moves_members_of_jobs() {
     assert_eq!(dev.status("two").await["retryCount"], 0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_get_and_drain_name_members_that_a_budget_keeps() {
+    let dev = JobsDev::start(&["--nodes", "2"]).await;
+    let mut document = job("kept", json!({"command": ["sleep", "600"]}), "Never", json!({}));
+    document["metadata"]["annotations"] = json!({"volcano.sh/jdb-min-available": "60%"});
+    document["spec"]["tasks"][0]["replicas"] = json!(1);
+    dev.apply_json(&document).await;
+    dev.run(&["job", "wait", "kept", "--for", "running"]).await.ok();
+    let tree = dev.run(&["job", "tree", "kept", "-o", "json"]).await.json();
+    let node = tree["tasks"][0]["pods"][0]["node"].as_str().unwrap().to_owned();
+    let drain = dev.run(&["node", "drain", &node, "--deadline", "1s"]).await;
+    assert_eq!(drain.code, 1, "{drain:?}");
+    let budget = "its disruption budget is minAvailable 60%, and 1 of 1 members run";
+    for (text, wanted) in [
+        (&drain.stdout, "BudgetExhausted"),
+        (&drain.stderr, budget),
+        (&drain.stderr, "wait until others of the job run elsewhere, or delete the job"),
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {drain:?}");
+    }
+    let shown = dev.run(&["node", "get", &node, "-o", "json"]).await.json();
+    let stays = &shown["pods"][0]["stays"];
+    assert_eq!(stays["reason"], "BudgetExhausted", "{shown:#}");
+    assert!(stays["message"].as_str().unwrap().contains(budget), "{shown:#}");
+    let table = dev.run(&["node", "get", &node]).await.ok();
+    assert!(table.contains("BudgetExhausted"), "{table}");
+}
+
 /// Pods that have ended use nothing, also while others of their job run, or once it is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_members_give_back_what_they_had() {
