@@ -3,6 +3,7 @@
 mod acl_policies;
 mod agents;
 mod carried;
+mod cells;
 mod controllers;
 mod gangs;
 mod jobs;
