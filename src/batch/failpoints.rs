@@ -10,7 +10,7 @@ use super::pod_group_machine::MemberState;
 use super::queues::Queues;
 use crate::cluster::queues::StoredGroups;
 use rcfarm_api::pod_group::spec::MemberCounts;
-use rcfarm_api::pod_group::status::PlacementState;
+use rcfarm_api::pod_group::status::{PlacementState, PodGroupStatus};
 use rcfarm_api::queue::spec::{QueueSpec, QueueStrategy};
 use rcfarm_store::failpoints::{Failpoint, enabled};
 
@@ -86,6 +86,15 @@ fn change_cells(change: &mut PlacementChange) {
     let Some(after) = &mut change.after else { return };
     if enabled(Failpoint::ReservationUnwritten) {
         after.reservation = None;
+    }
+    let leaves = |status: &PodGroupStatus| {
+        status.eviction.as_ref().is_some_and(|eviction| eviction.drain.is_some())
+    };
+    if enabled(Failpoint::DrainedPulled)
+        && leaves(after)
+        && !before.is_some_and(|before| leaves(before))
+    {
+        after.placement = None;
     }
     let Some(place) = &mut after.placement else { return };
     let was = before.and_then(|before| before.placement.as_ref());

@@ -104,6 +104,7 @@ cases! { Services: {
     RanksIgnored = "every group that holds cells counts as opportunistic",
     VictimsUntold = "groups that have to make room are not told",
     EvictionIgnored = "jobs do not stop when their group is evicted",
+    DrainedPulled = "a group that has to leave a node loses its cells before its members have stopped",
 } }
 
 impl Case {

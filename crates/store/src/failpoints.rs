@@ -114,6 +114,8 @@ pub enum Failpoint {
     VirtualsRepeated,
     /// Jobs do not stop when their group is evicted.
     EvictionIgnored,
+    /// A group that has to leave a node loses its cells before its members have stopped.
+    DrainedPulled,
     /// A node agent takes intents that it has not read yet for none.
     UnreadIsEmpty,
     /// A node agent takes a list that lacks an intent for proof that it is gone.
