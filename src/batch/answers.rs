@@ -36,7 +36,7 @@ pub struct GangAsk {
 pub enum GangAnswer {
     Nodes(GangPlacement),
     /// It does not place gangs: they are placed by room.
-    ByRoom,
+    LeftToFarm,
     /// No place now, or no answer; the text is for people.
     Refused(String),
 }
@@ -62,7 +62,7 @@ impl GangAnswers {
     #[must_use]
     pub fn about(&self, id: &GroupId, gang: &Gang) -> Option<&GangAnswer> {
         if self.by_room.is_some() {
-            return Some(&GangAnswer::ByRoom);
+            return Some(&GangAnswer::LeftToFarm);
         }
         let known = self.by_group.get(id)?.iter().find(|known| known.gang == *gang);
         known.map(|known| &known.answer)
@@ -141,7 +141,7 @@ mod tests {
         answers.note(all.clone(), Err(ScheduleError::Unreachable("down".to_owned())), now);
         assert!(!answers.expire(now + REFUSED_FOR) && answers.expire(now + FAILED_FOR));
         answers.note(all.clone(), Ok(None), now);
-        assert_eq!(about(&answers, &fewest), Some(GangAnswer::ByRoom), "of all groups");
+        assert_eq!(about(&answers, &fewest), Some(GangAnswer::LeftToFarm), "of all groups");
         assert!(answers.expire(now + BY_ROOM_FOR));
         assert_eq!(about(&answers, &fewest), None);
     }

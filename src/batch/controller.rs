@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tracing::warn;
 
-use self::asking::AskedScheduler;
+use self::asking::GangScheduler;
 use self::set_aside::GroupsSetAside;
 use super::bounds::Bounds;
 use super::caches::SchedulerCaches;
@@ -67,7 +67,7 @@ pub struct SchedulerController {
     claimed: ClaimedRecord,
     me: ObjectName,
     caches: Arc<SchedulerCaches>,
-    gangs: AskedScheduler,
+    gangs: GangScheduler,
     chain: StatusChain<SchedulerStatus>,
     groups: GroupStatuses,
     /// Groups whose status cannot be decoded. They are left unchanged, since their allocations are unknown.
@@ -175,7 +175,7 @@ impl SchedulerController {
             claimed,
             me,
             caches,
-            gangs: AskedScheduler::new(scheduler),
+            gangs: GangScheduler::new(scheduler),
             chain,
             groups: GroupStatuses::new(),
             unreadable: BTreeSet::new(),

@@ -14,15 +14,15 @@ use rcfarm_store::time::monotonic;
 const CONCURRENT: usize = 8;
 
 /// The farm's scheduler, what it has said about gangs, and what it is to be asked.
-pub(super) struct AskedScheduler {
+pub(super) struct GangScheduler {
     scheduler: Arc<dyn Scheduler>,
     answers: GangAnswers,
     asks: Vec<GangAsk>,
 }
 
-impl AskedScheduler {
-    pub(super) fn new(scheduler: Arc<dyn Scheduler>) -> AskedScheduler {
-        AskedScheduler { scheduler, answers: GangAnswers::default(), asks: Vec::new() }
+impl GangScheduler {
+    pub(super) fn new(scheduler: Arc<dyn Scheduler>) -> GangScheduler {
+        GangScheduler { scheduler, answers: GangAnswers::default(), asks: Vec::new() }
     }
 
     /// What it has said; `None`: it places no gangs.

@@ -28,7 +28,7 @@ impl<'a> Pass<'a, '_> {
                 let reason = reason.unwrap_or(PodGroupReason::InsufficientCapacity);
                 Some(Err((reason, Message::Asked)))
             }
-            Some(GangAnswer::ByRoom) => None,
+            Some(GangAnswer::LeftToFarm) => None,
             Some(GangAnswer::Refused(why)) => Some(refuse(why.clone())),
             Some(GangAnswer::Nodes(found)) => Some(match self.unusable(c, gang, found) {
                 None => self.check_beside_head(c, found.clone()),
