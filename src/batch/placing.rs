@@ -38,7 +38,12 @@ impl GroupMember {
     /// What is allocated to it.
     #[must_use]
     pub fn resources(&self) -> PodResources<'_> {
-        PodResources { amounts: &self.want, port: self.port, devices: &self.devices }
+        PodResources {
+            amounts: &self.want,
+            port: self.port,
+            devices: &self.devices,
+            named_ports: &[],
+        }
     }
 
     /// Whether the record of its node's allocations lists it.

@@ -61,7 +61,7 @@ pub struct DevArgs {
     /// $NODE_PORT of pods on the first node; the following nodes count up from it
     #[arg(long, default_value_t = 9001, value_name = "PORT")]
     first_port: u16,
-    /// Ports that members of jobs are given, divided among the nodes
+    /// Ports that pods are given, divided among the nodes
     #[arg(long, default_value = "20000-29999", value_name = "FIRST-LAST")]
     job_ports: PortRange,
     /// Jobs that name no ttlSecondsAfterFinished are deleted this long after their end

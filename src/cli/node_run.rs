@@ -38,7 +38,7 @@ pub struct NodeRunArgs {
     /// Resources of the node for pods, as in cpu=4,memory=8Gi,gpu=8
     #[arg(long, default_value = "", hide_default_value = true)]
     capacity: ResourceList,
-    /// Ports that members of jobs are given on this node, as in 20000-29999; none: those of their frameworks
+    /// Ports that pods are given on this node, as in 20000-29999; none: none, and jobs use those of their frameworks
     #[arg(long, default_value = "20000-29999", value_name = "FIRST-LAST", value_parser = ports)]
     ports: GivenPorts,
     /// Environment variable of every process, which manifests may use as ${NAME}; may be repeated

@@ -286,7 +286,9 @@ async fn get(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliE
     context.show(&row, || {
         let Row { pod, node, status, .. } = &row;
         let now = context.now();
-        let mut text = fields([
+        let ports = status.ports.iter().map(|(name, port)| format!("{name}={port}"));
+        let ports = ports.collect::<Vec<_>>().join(", ");
+        let rows = [
             ("pod", pod.to_string()),
             ("node", node.to_string()),
             ("state", row.state()),
@@ -295,7 +297,9 @@ async fn get(context: &CommandContext, which: &WhichArgs) -> anyhow::Result<CliE
             ("owner", or_dash(status.owner)),
             ("devices", or_dash((!status.devices.is_empty()).then(|| status.devices.join(", ")))),
             ("notes", or_dash((!status.notes.is_empty()).then(|| status.notes.join("\n")))),
-        ]);
+        ];
+        let ports = (!ports.is_empty()).then_some(("ports", ports));
+        let mut text = fields(rows.into_iter().chain(ports));
         text.push('\n');
         text.push_str(&table(
             &status.processes,

@@ -530,7 +530,7 @@ mod tests {
                 let pod = create.slot.pod_id(id, PodIdFormat::Plain).unwrap();
                 let manifest = Manifest::parse(&placed.manifest(&create, &pod, &placed.peers()));
                 let pod = rcfarm_api::manifest::PodManifest::read(&manifest.unwrap()).unwrap();
-                pod.check_services().unwrap();
+                pod.check_ports_and_services().unwrap();
                 pod.services
             })
         };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 
-use super::capacity::{NodeCapacities, ranked};
+use super::capacity::{NodeCapacities, PodResources, ranked};
 use super::{EligibleNodes, ScheduleError, ScheduleRequest, Scheduler, WantedNodes};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::NodeName;
@@ -75,7 +75,7 @@ impl Scheduler for SelectorScheduler {
         Ok(self.matching(request))
     }
 
-    /// Reserves nothing. Without requested resources it takes the first matching free nodes by name; otherwise matching
+    /// Reserves nothing. Without requested resources and ports it takes the first matching free nodes by name; otherwise matching
     /// nodes with room, ranked by the packing. Equal input gives equal nodes.
     async fn allocate_nodes(
         &self,
@@ -83,17 +83,17 @@ impl Scheduler for SelectorScheduler {
     ) -> Result<Vec<NodeName>, ScheduleError> {
         let WantedNodes { request, current, count, .. } = wanted;
         let nodes = self.matching(request);
-        let want = request.manifest.resources();
+        let want = PodResources::of_manifest(request.manifest);
         let free = nodes.difference(current);
-        let free: Vec<NodeName> = if want.is_zero() {
+        let free: Vec<NodeName> = if want.is_nothing() {
             free.take(count).cloned().collect()
         } else {
             let (capacities, owner) = ((self.capacities)(), AllocationOwner::Rc(request.rc));
             let sufficient = free.map(|node| (node, capacities.of(node))).filter(|(_, node)| {
-                node.insufficient(request.manifest.id(), &owner, want).is_none()
+                node.insufficient_for(request.manifest.id(), &owner, &want).is_none()
             });
             let salt = request.rc.to_string();
-            ranked(want, request.packing, &salt, sufficient)
+            ranked(want.amounts, request.packing, &salt, sufficient)
                 .into_iter()
                 .take(count)
                 .cloned()
@@ -102,7 +102,7 @@ impl Scheduler for SelectorScheduler {
         if free.len() < count {
             let found = free.len();
             let selector = request.selector;
-            let room = match want.is_zero() {
+            let room = match want.is_nothing() {
                 true => String::new(),
                 false => format!(" and have room for {want}"),
             };

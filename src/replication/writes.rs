@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::RcPods;
 use super::plan::{Drift, PodStep, RcPod};
 use crate::cluster::intents::Intent;
-use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities};
+use crate::placement::capacity::{Booking, Insufficient, Ledger, NodeCapacities, PodResources};
 use rcfarm_api::allocation::AllocationOwner;
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::key;
@@ -113,16 +113,18 @@ fn change_allocation(
     spec: &RcSpec,
     step: &PodStep,
 ) -> Result<(), Insufficient> {
-    let (owner, want) = (spec.owner(), spec.resources());
+    let (owner, want) = (spec.owner(), PodResources::of_manifest(&spec.manifest));
     match step {
-        PodStep::Add { pod_ref, .. } => ledger.allocate(&pod_ref.node, &pod_ref.pod, &owner, want),
+        PodStep::Add { pod_ref, .. } => {
+            ledger.allocate_devices(&pod_ref.node, &pod_ref.pod, &owner, &want)
+        }
         PodStep::TakeOver { pod_ref, from, .. } => {
             ledger.release(&pod_ref.node, &pod_ref.pod, &AllocationOwner::Rc(*from));
-            ledger.allocate(&pod_ref.node, &pod_ref.pod, &owner, want)
+            ledger.allocate_devices(&pod_ref.node, &pod_ref.pod, &owner, &want)
         }
         PodStep::Remove { pod_ref, .. } => {
             ledger.release(&pod_ref.node, &pod_ref.pod, &owner);
-            if !want.is_zero() {
+            if !want.is_nothing() {
                 // A pod that asks for something has an allocation. If none is seen, what is seen is old: it precedes a
                 // restored snapshot, or is this farm's own write that the restore undid.
                 ledger.check(&pod_ref.node);
@@ -134,7 +136,7 @@ fn change_allocation(
             if *why == Drift::PodIdChanged {
                 ledger.release(&pod_ref.node, &pod_ref.pod, &owner);
             }
-            ledger.allocate(&pod_ref.node, spec.manifest.id(), &owner, want)
+            ledger.allocate_devices(&pod_ref.node, spec.manifest.id(), &owner, &want)
         }
     }
 }

@@ -90,9 +90,12 @@ pub struct Allocation {
     /// The numbers of the devices of each kind, from 0.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub devices: BTreeMap<String, BTreeSet<u32>>,
-    /// Port that the pod listens on, of the node's range.
+    /// Port that a member of a job listens on, of the node's range.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
+    /// Numbers of the ports of its manifest, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ports: BTreeMap<String, u16>,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -105,6 +108,11 @@ impl Allocation {
         let basic = [(CPU, self.cpu_milli), (MEMORY, self.memory_bytes)];
         let devices = self.devices.iter().map(|(kind, set)| (kind.as_str(), set.len() as u64));
         basic.into_iter().filter(|(_, amount)| *amount > 0).chain(devices).collect()
+    }
+
+    /// All ports that it takes on its node.
+    pub fn port_numbers(&self) -> impl Iterator<Item = u16> {
+        self.port.into_iter().chain(self.ports.values().copied())
     }
 }
 
@@ -142,8 +150,11 @@ impl Allocations {
             };
             let devices =
                 |(kind, numbers): (&String, &BTreeSet<u32>)| kind.len() + 16 + 8 * numbers.len();
+            // 9 with the number, and 11 for the field.
+            let ports = allocation.ports.keys().map(|name| name.len() + 20).sum::<usize>();
             entry_bytes(pod.as_str().len(), owner)
                 + allocation.devices.iter().map(devices).sum::<usize>()
+                + ports
                 + unknown(&allocation.other)
         };
         16 + self.pods.iter().map(entry).sum::<usize>() + unknown(&self.other)
@@ -177,6 +188,7 @@ mod tests {
                 memory_bytes: u64::MAX,
                 devices: [("gpu".to_owned(), (n * 100_000..n * 100_000 + n % 3).collect())].into(),
                 port: Some(u16::MAX),
+                ports: (0..n % 4).map(|n| (format!("p{n}"), u16::MAX)).collect(),
                 other: [("cell".to_owned(), "c1".into())].into_iter().collect(),
             };
             record.pods.insert(format!("train-worker-{n}").parse().unwrap(), allocation);

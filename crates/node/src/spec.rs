@@ -6,7 +6,8 @@
 //! single_instance: true             # at most one alive: stopped before the node's lease ends
 //! resources: {cpu: 500m, memory: 256Mi, gpu: 1}       # what a scheduler allocates
 //! resource_limits: {cgroup: {cpus: 2, memory: 1G}}    # what the node enforces, in p2's units: 1G is 1024^3
-//! services: [{name: web, port: "${NODE_PORT}", tags: [v1], meta: {team: a}}]      # in Consul's catalog
+//! ports: [{name: http}, {name: admin, port: 9000}]    # http: of the node's range. ${PORT_HTTP}, ${PORT_ADMIN}
+//! services: [{name: web, port: http, tags: [v1], meta: {team: a}}]      # in Consul's catalog
 //! config: {greeting: hello}         # a YAML file for the process: $CONFIG_PATH
 //! payload: aGVsbG8=                 # base64 of a file for the process: $RCFARM_PAYLOAD
 //! launchables:
@@ -34,9 +35,9 @@ use super::agent::restart::RestartPolicy;
 use rcfarm_api::ids::check_segment;
 use rcfarm_api::manifest::command_line::{Expansion, Variables};
 use rcfarm_api::manifest::{
-    HealthStanza, LaunchableStanza, Manifest, PeersStanza, PodManifest, ProcessDurations,
-    ProcessStanza, RestartStanza, RestartWhen, ServiceStanza, check_known, check_launchable_name,
-    plain,
+    HealthStanza, LaunchableStanza, Manifest, PeersStanza, PodManifest, PortStanza,
+    ProcessDurations, ProcessStanza, RestartStanza, RestartWhen, ServiceStanza, check_known,
+    check_launchable_name, plain,
 };
 use rcfarm_api::{FieldError, ResourceList};
 
@@ -57,6 +58,8 @@ pub struct PodSpec {
     pub resources: ResourceList,
     /// Whether at most one such pod may be alive.
     pub single_instance: bool,
+    /// Ports that it listens on.
+    pub ports: Vec<PortStanza>,
     /// Services that the node registers while the pod runs.
     pub services: Vec<ServiceStanza>,
     /// Files that tell where the peers of a job's member are.
@@ -99,7 +102,7 @@ impl PodSpec {
     pub fn read(manifest: &Manifest) -> Result<PodSpec, FieldError> {
         let fields = PodManifest::read(manifest)?;
         fields.check_size()?;
-        fields.check_services()?;
+        fields.check_ports_and_services()?;
         let mut launchables = BTreeMap::new();
         for (name, stanza) in fields.launchables {
             check_segment(&name).map_err(|error| FieldError::from(error).below("launchables"))?;
@@ -128,6 +131,7 @@ impl PodSpec {
             limits: fields.resource_limits.unwrap_or_default().amounts()?,
             resources: manifest.resources().clone(),
             single_instance: fields.single_instance,
+            ports: fields.ports,
             services: fields.services,
             peers: fields.peers,
         })
@@ -142,7 +146,7 @@ impl PodSpec {
 pub fn check_new(manifest: &Manifest) -> Result<(), FieldError> {
     manifest.check_repeated()?;
     check_known(&manifest.fields()?)?;
-    // Sizes, user, limits and services.
+    // Sizes, user, limits, ports and services.
     PodSpec::read(manifest)?;
     for (name, stanza) in PodManifest::read(manifest)?.launchables {
         let LaunchableStanza::Process(stanza) = stanza else { continue };
@@ -300,6 +304,7 @@ mod tests {
             ("id: a\nsingle_instance: maybe\n", "true or false"),
             ("id: a\nlaunchables: {a/b: {}}\n", "allowed"),
             ("id: a\nservices: [{name: consul}]\n", "services[0].name"),
+            ("id: a\nports: [{name: a}, {name: a}]\n", "ports[1].name"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");

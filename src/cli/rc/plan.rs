@@ -12,6 +12,7 @@ use crate::cli::failure::{CliExit, failure};
 use crate::cli::farm::{self, LiveFarm};
 use crate::cli::output::{age, fields};
 use crate::cluster::nodes::NodeReadiness;
+use crate::placement::capacity::PodResources;
 use crate::replication::plan::{
     Drift, PodRemoveReason, PodStep, ReplicationObserved, ReplicationPlan, SlotState, TransferPlan,
     has_capacity, plan as decide,
@@ -396,10 +397,10 @@ fn unfit(seen: &RcSnapshot, spec: &RcSpec) -> Vec<Unfit> {
         if has_capacity(spec, &seen.node_capacities, &place) {
             return None;
         }
-        let insufficient = seen.node_capacities.of(node).insufficient(
+        let insufficient = seen.node_capacities.of(node).insufficient_for(
             &place.pod,
             &spec.owner(),
-            spec.resources(),
+            &PodResources::of_manifest(&spec.manifest),
         )?;
         let pod = if own.is_some() { "; a pod is there all the same" } else { "" };
         let why = format!("matches, but has no room: {insufficient}{pod}");

@@ -1,6 +1,6 @@
 //! Allocations and releases on several nodes, committed in one transaction.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use super::node_capacity::{Insufficient, NodeCapacity, PodResources};
@@ -103,13 +103,8 @@ impl<'a> Ledger<'a> {
         want: &ResourceList,
         port: Option<u16>,
     ) -> Result<(), Insufficient> {
-        let none = BTreeSet::new();
-        self.allocate_devices(
-            node,
-            pod,
-            owner,
-            &PodResources { amounts: want, port, devices: &none },
-        )
+        let want = PodResources { port, ..PodResources::of_amounts(want) };
+        self.allocate_devices(node, pod, owner, &want)
     }
 
     /// [`NodeCapacity::allocate_devices`].
@@ -124,8 +119,7 @@ impl<'a> Ledger<'a> {
         want: &PodResources<'_>,
     ) -> Result<(), Insufficient> {
         let room = self.node(node);
-        let wants_nothing = want.amounts.is_zero() && want.port.is_none();
-        if wants_nothing && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
+        if want.is_nothing() && (room.is_unreadable || !room.allocated.pods.contains_key(pod)) {
             return Ok(());
         }
         self.touch(node).allocate_devices(pod, owner, want)

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `record` | `rcfarm/allocations/<node>`: what is allocated on a node, and to whom |
 //! | [`node_capacity`] | one node: what is free, why something does not fit, allocations and releases |
+//! | `named_ports` | ports of manifests: the numbers that a pod gets |
 //! | [`ledger`] | changes of several nodes that go into one transaction |
 //! | [`gang`], [`mod@place`] | pods that are placed together or not at all |
 //! | [`index`] | nodes by what is free on them, kept between placements |
@@ -55,6 +56,7 @@
 pub mod gang;
 pub mod index;
 pub mod ledger;
+mod named_ports;
 pub mod node_capacity;
 pub mod orphaned;
 pub mod place;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use rcfarm_api::Index;
 use rcfarm_api::allocation::{Allocation, AllocationOwner, Allocations};
 use rcfarm_api::ids::PodId;
+use rcfarm_api::manifest::{Manifest, PortStanza};
 use rcfarm_api::node::ports::PortRange;
 use rcfarm_api::resource_list::{CPU, MEMORY, ResourceList};
 
@@ -19,7 +20,7 @@ pub struct NodeCapacity {
     #[serde(with = "rcfarm_api::resource_list::units")]
     pub capacity: ResourceList,
     pub allocated: Allocations,
-    /// Ports that it gives to members of jobs; `None`: none.
+    /// Range of ports that it gives to pods; `None`: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<PortRange>,
     /// ModifyIndex of the record of its allocations; 0: there is none.
@@ -46,7 +47,9 @@ pub enum Insufficient {
     /// The record of its allocations has no room for the pod and its devices.
     Full,
     /// Another pod has this port.
-    PortTaken(u16),
+    PortTaken { port: u16, pod: PodId },
+    /// The node gives out no ports.
+    NoPortRange,
     /// Other pods have all ports that the node gives out.
     NoPort(PortRange),
     /// Other pods have these devices, or the node lacks them.
@@ -64,9 +67,31 @@ pub struct PodResources<'a> {
     pub port: Option<u16>,
     /// Numbers of its devices, of one kind; empty: any are right.
     pub devices: &'a BTreeSet<u32>,
+    /// Ports of its manifest.
+    pub named_ports: &'a [PortStanza],
 }
 
-impl PodResources<'_> {
+static ANY_DEVICES: BTreeSet<u32> = BTreeSet::new();
+
+impl<'a> PodResources<'a> {
+    /// Nothing but these amounts.
+    #[must_use]
+    pub fn of_amounts(amounts: &'a ResourceList) -> Self {
+        PodResources { amounts, port: None, devices: &ANY_DEVICES, named_ports: &[] }
+    }
+
+    /// What the manifest of an RC's pod asks for.
+    #[must_use]
+    pub fn of_manifest(manifest: &'a Manifest) -> Self {
+        PodResources { named_ports: manifest.ports(), ..Self::of_amounts(manifest.resources()) }
+    }
+
+    /// Whether the pod needs no allocation.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.amounts.is_zero() && self.port.is_none() && self.named_ports.is_empty()
+    }
+
     /// Kind of the devices that are named.
     fn kind(&self) -> Option<&str> {
         let mut kinds = self.amounts.devices().filter(|(_, count)| *count > 0);
@@ -147,6 +172,20 @@ impl NodeCapacity {
         (!short.is_empty()).then_some(Insufficient::Short(short))
     }
 
+    /// [`NodeCapacity::insufficient`] of everything that a pod needs.
+    #[must_use]
+    pub fn insufficient_for(
+        &self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        want: &PodResources<'_>,
+    ) -> Option<Insufficient> {
+        let of_port = || want.port.and_then(|port| self.port_refused(pod, owner, port));
+        let of_named = || self.named_ports_refused(pod, owner, want.named_ports);
+        let insufficient = self.insufficient(pod, owner, want.amounts);
+        insufficient.or_else(of_port).or_else(of_named).or_else(|| self.devices_refused(pod, want))
+    }
+
     /// Whether the record of its allocations is too large for the pods of another gang.
     pub(super) fn is_crowded(&self) -> bool {
         self.allocated.bytes() >= CROWDED_RECORD
@@ -178,7 +217,7 @@ impl NodeCapacity {
         self.holds(pod, owner, want) && port.is_none_or(has_port)
     }
 
-    /// [`NodeCapacity::holds_with_port`], and the pod has these devices, if any are named.
+    /// [`NodeCapacity::holds_with_port`], and the pod has the ports of its manifest and these devices, if any are named.
     #[must_use]
     pub fn holds_devices(
         &self,
@@ -191,6 +230,7 @@ impl NodeCapacity {
             allocation.is_some_and(|a| a.devices.values().all(|of| of == want.devices))
         };
         self.holds_with_port(pod, owner, want.amounts, want.port)
+            && self.holds_named_ports(pod, owner, want.named_ports)
             && (want.devices.is_empty() || has_devices())
     }
 
@@ -209,7 +249,7 @@ impl NodeCapacity {
     /// Ports that pods have.
     #[must_use]
     pub fn ports_in_use(&self) -> BTreeSet<u16> {
-        self.allocated.pods.values().filter_map(|allocation| allocation.port).collect()
+        self.allocated.pods.values().flat_map(Allocation::port_numbers).collect()
     }
 
     /// Number of ports that no pod has; `None`: the node gives out none.
@@ -220,13 +260,12 @@ impl NodeCapacity {
         Some((range.len() as u64).saturating_sub(in_use as u64))
     }
 
-    fn port_refused(
+    /// Why the record of its allocations gets no entry of a pod that needs ports.
+    pub(super) fn entry_refused(
         &self,
         pod: &PodId,
         owner: &AllocationOwner,
-        port: u16,
     ) -> Option<Insufficient> {
-        let mut others = self.allocated.pods.iter().filter(|(id, _)| *id != pod);
         if let Some(holder) = self.taken_by(pod, owner) {
             return Some(Insufficient::Taken(holder.clone()));
         }
@@ -234,11 +273,22 @@ impl NodeCapacity {
             return Some(Insufficient::Unreadable);
         }
         let is_new = !self.allocated.pods.contains_key(pod);
-        if is_new && self.allocated.bytes() as u64 >= LARGEST_RECORD {
-            return Some(Insufficient::Full);
-        }
-        let is_taken = others.any(|(_, allocation)| allocation.port == Some(port));
-        is_taken.then_some(Insufficient::PortTaken(port))
+        (is_new && self.allocated.bytes() as u64 >= LARGEST_RECORD).then_some(Insufficient::Full)
+    }
+
+    fn port_refused(
+        &self,
+        pod: &PodId,
+        owner: &AllocationOwner,
+        port: u16,
+    ) -> Option<Insufficient> {
+        let taken = || {
+            let mut others = self.allocated.pods.iter().filter(|(id, _)| *id != pod);
+            let holder =
+                others.find(|(_, allocation)| allocation.port_numbers().any(|p| p == port));
+            holder.map(|(id, _)| Insufficient::PortTaken { port, pod: id.clone() })
+        };
+        self.entry_refused(pod, owner).or_else(taken)
     }
 
     /// Allocates `want` to `owner`'s pod of this id, replacing its allocation; removes it if `want` is zero. A pod keeps
@@ -267,11 +317,11 @@ impl NodeCapacity {
         want: &ResourceList,
         port: Option<u16>,
     ) -> Result<(), Insufficient> {
-        let none = BTreeSet::new();
-        self.allocate_devices(pod, owner, &PodResources { amounts: want, port, devices: &none })
+        self.allocate_devices(pod, owner, &PodResources { port, ..PodResources::of_amounts(want) })
     }
 
-    /// [`NodeCapacity::allocate_with_port`], with devices of these numbers if any are named.
+    /// [`NodeCapacity::allocate_with_port`], with the ports of the pod's manifest, and devices of these numbers if any
+    /// are named. A port of the manifest keeps its number while the pod may have it.
     ///
     /// # Errors
     /// [`Insufficient`]: it does not fit. Nothing is changed.
@@ -285,16 +335,14 @@ impl NodeCapacity {
             return Ok(());
         }
         let (want, port) = (wanted.amounts, wanted.port);
-        if want.is_zero() && port.is_none() {
+        if wanted.is_nothing() {
             self.allocated.pods.remove(pod);
             return Ok(());
         }
-        let port_refused = || port.and_then(|port| self.port_refused(pod, owner, port));
-        let devices_refused = || self.devices_refused(pod, wanted);
-        let refused = self.insufficient(pod, owner, want).or_else(port_refused);
-        if let Some(insufficient) = refused.or_else(devices_refused) {
+        if let Some(insufficient) = self.insufficient_for(pod, owner, wanted) {
             return Err(insufficient);
         }
+        let ports = self.choose_ports(pod, owner, wanted.named_ports)?;
         let old = self.allocated.pods.remove(pod).filter(|old| old.owner == *owner);
         let old = old.unwrap_or_default();
         let devices = want.devices().filter(|(_, count)| *count > 0);
@@ -311,6 +359,7 @@ impl NodeCapacity {
             memory_bytes: want.amount(MEMORY),
             devices: devices.collect(),
             port,
+            ports,
             other: old.other,
         };
         self.allocated.pods.insert(pod.clone(), allocation);
@@ -359,10 +408,10 @@ impl NodeCapacity {
         }
         let mut ports: BTreeMap<u16, &PodId> = BTreeMap::new();
         for (pod, allocation) in &self.allocated.pods {
-            if let Some(port) = allocation.port
-                && let Some(other) = ports.insert(port, pod)
-            {
-                faults.push(format!("port {port} is allocated to {other} and {pod}"));
+            for port in allocation.port_numbers() {
+                if let Some(other) = ports.insert(port, pod) {
+                    faults.push(format!("port {port} is allocated to {other} and {pod}"));
+                }
             }
         }
         for ((kind, number), pods) in holders {
@@ -400,6 +449,21 @@ pub(super) fn shortages(
     want.iter().filter_map(short).collect()
 }
 
+impl fmt::Display for PodResources<'_> {
+    /// Amounts, and ports by name or number: `cpu=1 and ports http, 9000`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ports = self.named_ports.iter();
+        let ports = ports.map(|port| port.port.map_or(port.name.clone(), |port| port.to_string()));
+        let ports: Vec<String> = ports.collect();
+        let word = if ports.len() == 1 { "port" } else { "ports" };
+        match (self.amounts.is_zero(), ports.is_empty()) {
+            (_, true) => self.amounts.fmt(f),
+            (true, false) => write!(f, "{word} {}", ports.join(", ")),
+            (false, false) => write!(f, "{} and {word} {}", self.amounts, ports.join(", ")),
+        }
+    }
+}
+
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = |amount| ResourceList::spell(&self.what, amount);
@@ -417,7 +481,8 @@ impl fmt::Display for Insufficient {
             Insufficient::Full => {
                 f.write_str("the record of its allocations is full: too many pods or devices")
             }
-            Insufficient::PortTaken(port) => write!(f, "another pod has port {port}"),
+            Insufficient::PortTaken { port, pod } => write!(f, "pod {pod} has port {port}"),
+            Insufficient::NoPortRange => f.write_str("it gives out no ports (--ports)"),
             Insufficient::NoPort(range) => write!(f, "all its ports, {range}, are taken"),
             Insufficient::DevicesTaken(numbers) => {
                 let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();

@@ -442,7 +442,7 @@ fn named_devices_are_given_or_nothing_is() {
     let none = BTreeSet::new();
     let of = |devices: &'static [u32]| -> BTreeSet<u32> { devices.iter().copied().collect() };
     let mut give = |n: usize, devices: &BTreeSet<u32>| {
-        let wanted = PodResources { amounts: &want, port: None, devices };
+        let wanted = PodResources { devices, ..PodResources::of_amounts(&want) };
         let given = node.allocate_devices(&pod(n), &any_owner(2), &wanted);
         given.map(|()| {
             assert!(node.holds_devices(&pod(n), &any_owner(2), &wanted));

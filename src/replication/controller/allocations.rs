@@ -9,7 +9,7 @@ use super::{RcController, RcView};
 use crate::cluster::view::AllowedActions;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
-use crate::placement::capacity::{OrphanedAllocation, freeing, orphaned_allocations};
+use crate::placement::capacity::{OrphanedAllocation, PodResources, freeing, orphaned_allocations};
 use crate::replication::plan::ReplicationPlan;
 use rcfarm_api::ids::{NodeName, PodId, PodRef, RcId};
 use rcfarm_api::key;
@@ -22,10 +22,11 @@ const FREED_AT_ONCE: usize = 20;
 impl RcController {
     /// Eligible nodes without capacity for a pod: the scheduler must not allocate them.
     pub(super) fn nodes_without_capacity(&self, input: &RcView) -> BTreeSet<NodeName> {
-        let (want, capacities) = (input.spec.resources(), self.view.node_capacities());
+        let want = PodResources::of_manifest(&input.spec.manifest);
+        let capacities = self.view.node_capacities();
         let owner = input.spec.owner();
         let lacks = |node: &&NodeName| {
-            capacities.of(node).insufficient(input.spec.manifest.id(), &owner, want).is_some()
+            capacities.of(node).insufficient_for(input.spec.manifest.id(), &owner, &want).is_some()
         };
         input.eligible.iter().filter(lacks).cloned().collect()
     }

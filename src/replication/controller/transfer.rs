@@ -19,6 +19,7 @@ use super::{RcController, RcView, SCHEDULER_TIMEOUT, no_answer};
 use crate::cluster::nodes::NodeReadiness;
 use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::status_chain::Committed;
+use crate::placement::capacity::PodResources;
 use crate::placement::{ScheduleError, ScheduleRequest, WantedNodes};
 use crate::replication::events;
 use crate::replication::plan::{PodRemoveReason, PodStep, SlotState, has_capacity};
@@ -220,7 +221,7 @@ impl RcController {
         steps: [PodStep; 2],
     ) -> Result<Action, ReconcileError> {
         let view = self.view.clone();
-        let guard = match input.spec.resources().is_zero() {
+        let guard = match PodResources::of_manifest(&input.spec.manifest).is_nothing() {
             true => None,
             false => Some(view.ledger.lock_plans().await),
         };

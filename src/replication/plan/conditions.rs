@@ -7,7 +7,7 @@ use super::{PlannedCondition, PodStep, RcPod, ReplicationObserved, Shortage, Tra
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
-use crate::placement::capacity::Insufficient;
+use crate::placement::capacity::{Insufficient, PodResources};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::key::MIN_HEALTH_LABEL;
 use rcfarm_api::rc::status::{RcConditionType, RcReason, Replicas};
@@ -29,7 +29,7 @@ pub(super) fn capacity_shortage(
     observed: &ReplicationObserved,
     nodes: &[(&NodeName, Insufficient)],
 ) -> String {
-    let (count, want) = (nodes.len(), observed.spec.resources());
+    let (count, want) = (nodes.len(), PodResources::of_manifest(&observed.spec.manifest));
     let named: Vec<String> =
         nodes.iter().take(NODES_NAMED).map(|(node, why)| format!("{node}: {why}")).collect();
     let named = named.join("; ");

@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
+use crate::placement::capacity::PodResources;
 use conditions::{
     capacity_shortage, placed_condition, running_condition, scheduled_condition, updated_condition,
     valid,
@@ -398,7 +399,8 @@ fn drift(
 
 fn allocation_differs(observed: &ReplicationObserved, pod_ref: &PodRef) -> bool {
     let (node, spec) = (observed.capacities.of(&pod_ref.node), &observed.spec);
-    !node.is_unreadable && !node.holds(&pod_ref.pod, &spec.owner(), spec.resources())
+    let want = PodResources::of_manifest(&spec.manifest);
+    !node.is_unreadable && !node.holds_devices(&pod_ref.pod, &spec.owner(), &want)
 }
 
 /// Whether the plan may change what nodes have allocated, where `free_nodes` were found for it
@@ -420,7 +422,7 @@ pub fn may_change_allocations(observed: &ReplicationObserved, free_nodes: usize)
     let adds = free_nodes > 0 && observed.pods.len() < spec.replicas_desired as usize;
     let removes = observed.pods.len() > spec.replicas_desired as usize;
     !spec.disabled
-        && (!spec.resources().is_zero()
+        && (!PodResources::of_manifest(&spec.manifest).is_nothing()
             || observed.pods.keys().any(is_allocated)
             || (adds && frees()))
         && (adds || removes || !repair_steps(observed, &[]).is_empty())

@@ -13,7 +13,7 @@ use self::dump::Document;
 use crate::cluster::intents::Intent;
 use crate::cluster::nodes::NodeReadiness;
 use crate::cluster::view::AllowedActions;
-use crate::placement::capacity::{Insufficient, NodeCapacities, ranked};
+use crate::placement::capacity::{Insufficient, NodeCapacities, PodResources, ranked};
 use rcfarm_api::ids::{NodeName, PodRef, RcId};
 use rcfarm_api::labels::Labels;
 use rcfarm_api::node::Health;
@@ -112,16 +112,16 @@ pub struct ReplicationObserved {
 /// be read, this is unknown, and the pod may stay.
 #[must_use]
 pub fn has_capacity(spec: &RcSpec, capacities: &NodeCapacities, pod_ref: &PodRef) -> bool {
-    let (node, want) = (capacities.of(&pod_ref.node), spec.resources());
+    let (node, want) = (capacities.of(&pod_ref.node), PodResources::of_manifest(&spec.manifest));
     node.is_unreadable
-        || node.holds(&pod_ref.pod, &spec.owner(), want)
-        || node.insufficient(&pod_ref.pod, &spec.owner(), want).is_none()
+        || node.holds_devices(&pod_ref.pod, &spec.owner(), &want)
+        || node.insufficient_for(&pod_ref.pod, &spec.owner(), &want).is_none()
 }
 
 /// Nodes that can take a pod of the RC, as far as labels, readiness and capacity go.
 pub(super) struct OpenNodes<'a> {
-    /// In the order in which the plan takes them: by name when the pods ask for no resources, else by the RC's
-    /// packing. Without resources it is lazy: thousands of nodes may be eligible for a few pods.
+    /// In the order in which the plan takes them: by name when the pods ask for no resources and no ports, else
+    /// by the RC's packing. Without them it is lazy: thousands of nodes may be eligible for a few pods.
     pub(super) nodes: Box<dyn Iterator<Item = &'a NodeName> + 'a>,
     /// Those without enough capacity.
     pub(super) insufficient: Vec<(&'a NodeName, Insufficient)>,
@@ -161,12 +161,13 @@ impl ReplicationObserved {
     /// then by node.
     pub(super) fn takeable(&self) -> Vec<(&NodeName, &RcPod, RcId)> {
         let used: BTreeSet<&NodeName> = self.pods.keys().map(|pod_ref| &pod_ref.node).collect();
-        let (id, owner, want) = (self.spec.manifest.id(), self.spec.owner(), self.spec.resources());
+        let (id, owner) = (self.spec.manifest.id(), self.spec.owner());
+        let want = PodResources::of_manifest(&self.spec.manifest);
         let may_take = |node: &NodeName| {
             self.eligible.contains(node)
                 && self.readiness(node) == NodeReadiness::Ready
                 && !used.contains(node)
-                && self.capacities.of(node).insufficient(id, &owner, want).is_none()
+                && self.capacities.of(node).insufficient_for(id, &owner, &want).is_none()
         };
         let mut takeable = Vec::new();
         for (rc, old) in &self.surplus {
@@ -187,21 +188,22 @@ impl ReplicationObserved {
                 && target != Some(*node)
                 && self.readiness(node) == NodeReadiness::Ready
         });
-        let (pod, want) = (self.spec.manifest.id(), self.spec.resources());
-        if want.is_zero() {
+        let pod = self.spec.manifest.id();
+        let want = PodResources::of_manifest(&self.spec.manifest);
+        if want.is_nothing() {
             return OpenNodes { nodes: Box::new(open), insufficient: Vec::new() };
         }
         let owner = self.spec.owner();
         let (mut sufficient, mut insufficient) = (Vec::new(), Vec::new());
         for node in open {
             let capacity = self.capacities.of(node);
-            match capacity.insufficient(pod, &owner, want) {
+            match capacity.insufficient_for(pod, &owner, &want) {
                 None => sufficient.push((node, capacity)),
                 Some(why) => insufficient.push((node, why)),
             }
         }
         let salt = self.spec.id.to_string();
-        let nodes = ranked(want, self.spec.packing, &salt, sufficient.into_iter());
+        let nodes = ranked(want.amounts, self.spec.packing, &salt, sufficient.into_iter());
         OpenNodes { nodes: Box::new(nodes.into_iter()), insufficient }
     }
 

@@ -53,6 +53,37 @@ async fn explain_says_for_each_node_what_is_short() {
 }
 
 #[tokio::test]
+async fn explain_names_the_pod_that_has_a_port() {
+    let cluster = cluster(1).await;
+    let other = r#"{"pods":{"api":{"owner":"job/default/x/1","ports":{"http":9000}}}}"#;
+    cluster.put("rcfarm/allocations/n1", other).await;
+    let manifest = "id: train\nports: [{name: a}, {name: b, port: 9000}]\n";
+    std::fs::write(cluster.dir.path().join("train.yaml"), manifest).unwrap();
+    let id = create(&cluster, "1").await;
+    let text = cluster.run(&["rc", "explain", &id]).await.ok();
+    assert!(text.contains("n1: matches, but has no room: pod api has port 9000"), "{text}");
+    assert!(
+        text.contains("InsufficientCapacity: 0 of 1: no room for ports a, 9000 on 1"),
+        "{text}"
+    );
+    let plan = cluster.run(&["rc", "plan", &id, "--dump", "dump.json"]).await;
+    assert_eq!(plan.code, 0, "{plan:?}");
+    let dump = std::fs::read_to_string(cluster.dir.path().join("dump.json")).unwrap();
+    assert!(dump.contains(r#"\"ports\":[{\"name\":\"a\"}"#), "{dump}");
+    cluster.delete("rcfarm/allocations/n1").await;
+    let text = cluster.run(&["rc", "explain", &id]).await.ok();
+    assert!(
+        text.contains("n1: matches, but has no room: it gives out no ports (--ports)"),
+        "{text}"
+    );
+    std::fs::write(cluster.dir.path().join("bad.yaml"), "id: a\nports: [{name: A}]\n").unwrap();
+    let words =
+        ["rc", "create", "-f", "bad.yaml", "--node-selector", "role=web", "--replicas", "1"];
+    let refused = cluster.run(&words).await;
+    assert!(refused.code == 1 && refused.stderr.contains("ports[0].name"), "{refused:?}");
+}
+
+#[tokio::test]
 async fn allocations_agree_with_audit_and_doctor_and_end_with_pods() {
     let cluster = cluster(2).await;
     let _farm = cluster.start("f1");

@@ -15,6 +15,7 @@ mod manifest_updates;
 mod nodes;
 mod overlaps;
 mod ownership;
+mod ports;
 mod preemption;
 mod queues;
 mod removals;

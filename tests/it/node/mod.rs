@@ -9,6 +9,7 @@ mod logs;
 mod owners;
 mod peers;
 mod pods;
+mod ports;
 mod presence;
 mod reports;
 mod services;

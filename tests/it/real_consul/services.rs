@@ -181,6 +181,29 @@ async fn example_is_found_by_name() {
     agent.stop().await;
 }
 
+/// A farm gives a pod a port of its node's range, which its service has by name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn named_port_of_a_pod_is_in_consuls_dns() {
+    let [dns] = free_ports();
+    let server = ConsulServer::with_config(&format!("ports {{ dns = {dns} }}")).await;
+    let cluster = RealCluster::on_server(server);
+    let more = ["--label", "role=web", "--ports", "23000-23009"];
+    let agent = cluster.agent_process(node(1).as_str(), &more);
+    let farm = cluster.farm_process("f1", &[]);
+    let services = "ports: [{name: http}]\nservices: [{name: web, port: http}]\n";
+    let script = "echo at $PORT_HTTP; exec sleep 600";
+    cluster.create_of(&manifest("web", script, services), &["--replicas", "1"]).await;
+    until_resolved(dns, "web.service.consul", &[LOCALHOST]).await;
+    let records = resolve(dns, "web.service.consul", SRV);
+    let port = u16::from_be_bytes([records[0][4], records[0][5]]);
+    assert!((23_000..=23_009).contains(&port), "{port}");
+    let key = key::allocation(&node(1));
+    let allocated = cluster.value(key).await;
+    assert_eq!(allocated["pods"]["web"]["ports"]["http"], port);
+    farm.stop().await;
+    agent.stop().await;
+}
+
 /// `PATH` with the directory of the program, which the example starts.
 fn path_with_program() -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_rcfarm"));

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::limits::p2_bytes;
-use super::{LaunchableStanza, check_services_in, plain};
+use super::{LaunchableStanza, check_ports_and_services_in, plain};
 use crate::FieldError;
 use crate::resource_list::MEMORY;
 
@@ -20,7 +20,7 @@ const P2_FIELDS: [&str; 8] = [
 ];
 
 /// Fields of a manifest that our agents or farms know.
-const OWN_FIELDS: [&str; 11] = [
+const OWN_FIELDS: [&str; 12] = [
     "id",
     "job",
     "launchables",
@@ -30,12 +30,13 @@ const OWN_FIELDS: [&str; 11] = [
     "resources",
     "resource_limits",
     "single_instance",
+    "ports",
     "services",
     "peers",
 ];
 
-/// Refuses fields that neither p2's programs nor ours know, launchables that nobody can run, and services that break a
-/// rule: most likely they are typing errors. For new manifests alone; farms and agents take what is there.
+/// Refuses fields that neither p2's programs nor ours know, launchables that nobody can run, and ports or services that
+/// break a rule: most likely they are typing errors. For new manifests alone; farms and agents take what is there.
 ///
 /// # Errors
 /// [`FieldError`] of the first such field.
@@ -57,7 +58,7 @@ pub fn check_known(fields: &Value) -> Result<(), FieldError> {
             }
         }
     }
-    check_services_in(fields)
+    check_ports_and_services_in(fields)
 }
 
 fn keys(value: &Value) -> impl Iterator<Item = &str> {
@@ -127,7 +128,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::manifest::{LimitsStanza, Manifest, PeersStanza, PodManifest, ServiceStanza};
+    use crate::manifest::{
+        LimitsStanza, Manifest, PeersStanza, PodManifest, PortStanza, ServiceStanza,
+    };
 
     fn fields(text: &str) -> Value {
         Manifest::parse(text).unwrap().fields().unwrap()
@@ -168,6 +171,7 @@ mod tests {
             ("launchables: {a: {launchable_type: proces, command: x}}", "launchables.a"),
             ("launchables: {a: {launchable_type: process, comand: x}}", "launchables.a"),
             ("launchables: {a: {command: x}}", "launchables.a"),
+            ("ports: [{name: a, port: 0}]", "ports[0].port"),
         ] {
             let error = check_known(&fields(&format!("id: a\n{text}\n"))).unwrap_err();
             assert_eq!(error.path, path, "{text}");
@@ -189,6 +193,7 @@ mod tests {
             resources: [("cpu".to_owned(), json!(1))].into(),
             resource_limits: Some(LimitsStanza::default()),
             single_instance: true,
+            ports: vec![PortStanza { name: "http".to_owned(), port: Some(80) }],
             services: vec![ServiceStanza { name: "web".to_owned(), ..ServiceStanza::default() }],
             peers: Some(PeersStanza::default()),
             ..PodManifest::default()

@@ -10,6 +10,7 @@ mod known;
 mod limits;
 mod peers;
 mod pod;
+mod ports;
 mod process;
 mod services;
 mod size;
@@ -33,12 +34,13 @@ pub use pod::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
     PodManifest, ProcessStanza, RestartStanza, RestartWhen,
 };
+pub use ports::{MOST_PORTS, PortStanza, port_variable, ports_in};
 pub use process::{
     LONGEST_DURATION, LONGEST_POD, ProcessDurations, SHORTEST_RESTART_PAUSE, check_launchable_name,
 };
 pub use services::{
-    MOST_META, MOST_SERVICES, MOST_TAGS, OWN_META, ServicePort, ServiceStanza, check_service_name,
-    check_services_in,
+    MOST_META, MOST_SERVICES, MOST_TAGS, OWN_META, ServicePort, ServiceStanza,
+    check_ports_and_services_in, check_service_name,
 };
 pub use size::{LARGEST_MANIFEST, check_size, set_largest_manifest};
 pub use uuid_pod::is_uuid_pod;
@@ -50,6 +52,7 @@ pub struct Manifest {
     id: PodId,
     launchables: Arc<[Launchable]>,
     resources: ResourceList,
+    ports: Arc<[PortStanza]>,
 }
 
 /// One thing that a pod starts, for display.
@@ -86,8 +89,12 @@ impl Manifest {
             let set = resources.set(&word, &plain(&amount));
             set.map_err(|error| error.below("resources"))?;
         }
+        // What is wrong with them is told by those who act on them ([`check_ports_and_services_in`]).
+        let ports = if body.contains("ports") { read(&body).unwrap_or_default() } else { None };
+        let ports = ports.and_then(|ports: PortsField| ports::read_ports(&ports.ports).ok());
         Ok(Manifest {
             resources,
+            ports: ports.unwrap_or_default().into(),
             text: text.into(),
             id,
             launchables: launchables.map(|(name, stanza)| stanza.launchable(name)).collect(),
@@ -134,6 +141,11 @@ impl Manifest {
         &self.resources
     }
 
+    /// Ports that the pod listens on (`ports:`), each of which one pod of a node has. Empty if the list breaks a rule.
+    pub fn ports(&self) -> &[PortStanza] {
+        &self.ports
+    }
+
     /// The pod's launchables, by name.
     pub fn launchables(&self) -> &[Launchable] {
         &self.launchables
@@ -166,6 +178,12 @@ struct ManifestFields {
     id: Option<String>,
     launchables: Option<BTreeMap<String, Stanza>>,
     resources: Option<BTreeMap<String, Value>>,
+}
+
+/// Read apart: a field of this name that is not ours leaves the manifest valid.
+#[derive(Deserialize)]
+struct PortsField {
+    ports: Value,
 }
 
 /// A scalar as it was written.

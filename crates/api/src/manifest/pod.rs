@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::command_line::{Expansion, Variables};
-use super::{Manifest, PeersStanza, ServiceStanza, plain};
+use super::{Manifest, PeersStanza, PortStanza, ServiceStanza, plain};
 use crate::FieldError;
 
 /// The fields of a pod manifest.
@@ -44,8 +44,11 @@ pub struct PodManifest {
     /// Whether at most one such pod may be alive.
     #[serde(deserialize_with = "flag", skip_serializing_if = "std::ops::Not::not")]
     pub single_instance: bool,
+    /// Ports that the pod listens on.
+    #[serde(deserialize_with = "or_no_list", skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortStanza>,
     /// Services that the node registers in Consul's catalog while the pod runs.
-    #[serde(deserialize_with = "or_no_services", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "or_no_list", skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceStanza>,
     /// Of a member of a job: files that tell where its peers are.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -322,9 +325,9 @@ fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 }
 
 /// A list; `null` is an empty one.
-fn or_no_services<'de, D: Deserializer<'de>>(
+fn or_no_list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
-) -> Result<Vec<ServiceStanza>, D::Error> {
+) -> Result<Vec<T>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 

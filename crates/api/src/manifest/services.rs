@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::PodManifest;
 use super::command_line::cut;
+use super::ports::{check_ports, is_port_name, ports_in};
+use super::{PodManifest, PortStanza};
 use crate::FieldError;
 
 /// Services of one pod.
@@ -53,8 +54,8 @@ pub struct ServiceStanza {
 pub enum ServicePort {
     /// The same on every node.
     Number(u16),
-    /// A variable that the node sets, as `${NODE_PORT}`.
-    Variable(String),
+    /// The name of one of the pod's ports, or a variable that the node sets, as `${NODE_PORT}`.
+    Text(String),
 }
 
 impl ServicePort {
@@ -63,11 +64,28 @@ impl ServicePort {
     pub fn variable(&self) -> Option<&str> {
         match self {
             ServicePort::Number(_) => None,
-            ServicePort::Variable(text) => {
+            ServicePort::Text(text) => {
                 let name = text.strip_prefix("${")?.strip_suffix('}')?;
                 let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
                 (!name.is_empty() && name.chars().all(is_name)).then_some(name)
             }
+        }
+    }
+
+    /// The name of one of the pod's ports.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            ServicePort::Number(_) => None,
+            ServicePort::Text(text) => is_port_name(text).then_some(text),
+        }
+    }
+
+    /// Whether it can be a port of a pod that has these.
+    fn is_of(&self, ports: &[PortStanza]) -> bool {
+        match self.name() {
+            Some(name) => ports.iter().any(|port| port.name == name),
+            None => matches!(self, ServicePort::Number(_)) || self.variable().is_some(),
         }
     }
 }
@@ -96,7 +114,7 @@ pub fn check_service_name(name: &str) -> Result<(), FieldError> {
 }
 
 impl ServiceStanza {
-    fn check(&self) -> Result<(), FieldError> {
+    fn check(&self, ports: &[PortStanza]) -> Result<(), FieldError> {
         check_service_name(&self.name)?;
         match &self.port {
             Some(ServicePort::Number(0)) => {
@@ -106,9 +124,13 @@ impl ServiceStanza {
                     "leave it out if there is none",
                 ));
             }
-            Some(port @ ServicePort::Variable(text)) if port.variable().is_none() => {
-                let problem = format!("{:?} is no port", cut(text, LONGEST_SHOWN));
-                let fix = "write a number, or a variable of the node as ${NODE_PORT}";
+            Some(port @ ServicePort::Text(text)) if !port.is_of(ports) => {
+                let shown = cut(text, LONGEST_SHOWN);
+                let problem = match port.name() {
+                    Some(_) => format!("the pod has no port {shown:?}"),
+                    None => format!("{shown:?} is no port"),
+                };
+                let fix = "write a number, the name of an entry of ports, or a variable of the node as ${NODE_PORT}";
                 return Err(FieldError::new("port", problem, fix));
             }
             _ => {}
@@ -165,7 +187,7 @@ fn is_printable(text: &str) -> bool {
 }
 
 /// Checks all services of a pod.
-fn check_services(services: &[ServiceStanza]) -> Result<(), FieldError> {
+fn check_services(services: &[ServiceStanza], ports: &[PortStanza]) -> Result<(), FieldError> {
     if services.len() > MOST_SERVICES {
         let problem = format!("there are {}: at most {MOST_SERVICES}", services.len());
         return Err(FieldError::new("services", problem, ""));
@@ -173,7 +195,7 @@ fn check_services(services: &[ServiceStanza]) -> Result<(), FieldError> {
     let mut names = BTreeSet::new();
     for (n, service) in services.iter().enumerate() {
         let path = format!("services[{n}]");
-        service.check().map_err(|error| error.below(&path))?;
+        service.check(ports).map_err(|error| error.below(&path))?;
         if !names.insert(&service.name) {
             let problem = format!("the pod has a service {:?} already", service.name);
             return Err(FieldError::new(format!("{path}.name"), problem, "name each once"));
@@ -182,11 +204,12 @@ fn check_services(services: &[ServiceStanza]) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// Checks the services in the fields of a manifest, which may have another shape.
+/// Checks ports and services in the fields of a manifest, which may have another shape.
 ///
 /// # Errors
 /// [`FieldError`] of the first field that breaks a rule, such as `services[0].port`.
-pub fn check_services_in(fields: &Value) -> Result<(), FieldError> {
+pub fn check_ports_and_services_in(fields: &Value) -> Result<(), FieldError> {
+    let ports = ports_in(fields)?;
     let Some(services) = fields.get("services").filter(|services| !services.is_null()) else {
         return Ok(());
     };
@@ -198,16 +221,17 @@ pub fn check_services_in(fields: &Value) -> Result<(), FieldError> {
         };
         FieldError::new(path, error.into_inner().to_string(), "compare with docs/guide/services.md")
     })?;
-    check_services(&services)
+    check_services(&services, &ports)
 }
 
 impl PodManifest {
-    /// Checks the services.
+    /// Checks ports and services.
     ///
     /// # Errors
     /// [`FieldError`] of the first field that breaks a rule.
-    pub fn check_services(&self) -> Result<(), FieldError> {
-        check_services(&self.services)
+    pub fn check_ports_and_services(&self) -> Result<(), FieldError> {
+        check_ports(&self.ports)?;
+        check_services(&self.services, &self.ports)
     }
 }
 
@@ -217,10 +241,10 @@ mod tests {
     use crate::manifest::Manifest;
 
     fn check(services: &str) -> Result<(), FieldError> {
-        let text = format!("id: a\nservices: {services}\n");
+        let text = format!("id: a\nports: [{{name: http}}]\nservices: {services}\n");
         let manifest = Manifest::parse(&text).unwrap();
-        check_services_in(&manifest.fields().unwrap())?;
-        PodManifest::read(&manifest).unwrap().check_services()
+        check_ports_and_services_in(&manifest.fields().unwrap())?;
+        PodManifest::read(&manifest).unwrap().check_ports_and_services()
     }
 
     #[test]
@@ -236,6 +260,7 @@ mod tests {
         check(&meta(MOST_META)).unwrap();
         check("[{name: web, port: 80, tags: ['urlprefix-/a b'], meta: {A_b-1: 'é'}}]").unwrap();
         check("[{name: web, port: '${NODE_PORT}'}]").unwrap();
+        check("[{name: web, port: http}, {name: also, port: '${PORT_HTTP}'}]").unwrap();
         check("").unwrap();
         let long = "x".repeat(64);
         for (services, path) in [
@@ -258,6 +283,9 @@ mod tests {
             ("[{name: a, port: 65536}]".to_owned(), "services[0].port"),
             ("[{name: a, port: '$NODE_PORT'}]".to_owned(), "services[0].port"),
             ("[{name: a, port: '${A B}'}]".to_owned(), "services[0].port"),
+            ("[{name: a, port: http, tags: ['']}]".to_owned(), "services[0].tags[0]"),
+            ("[{name: a, port: admin}]".to_owned(), "services[0].port"),
+            ("[{name: a, port: '80'}]".to_owned(), "services[0].port"),
             ("[{name: a, tags: [b, \"c\\nd\"]}]".to_owned(), "services[0].tags[1]"),
             ("[{name: a, meta: {a/b: c}}]".to_owned(), "services[0].meta"),
             ("[{name: a, meta: {a: \"b\\x1b[0m\"}}]".to_owned(), "services[0].meta.a"),

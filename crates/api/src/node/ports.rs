@@ -1,4 +1,4 @@
-//! Range of ports that a node gives to members of jobs.
+//! Range of ports that a node gives to pods.
 
 use std::fmt;
 use std::ops::RangeInclusive;

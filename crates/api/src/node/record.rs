@@ -32,7 +32,7 @@ pub struct NodeRecord {
     /// Its capacity; all zero: not declared.
     #[serde(default, with = "crate::resource_list::units")]
     pub capacity: ResourceList,
-    /// Ports that members of jobs are given here; `None`: they use their framework's ports.
+    /// Ports that pods are given here; `None`: none, and members of jobs use their framework's ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<PortRange>,
     /// Desired state.

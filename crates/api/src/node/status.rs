@@ -2,6 +2,8 @@
 //!
 //! The fields `process_status` and `status` are p2's (`p2.md` §1.5), the others ours.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::Health;
@@ -74,6 +76,9 @@ pub struct PodStatus {
     /// Its devices, as in `gpu:0`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// Numbers of the ports of its manifest, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ports: BTreeMap<String, u16>,
     /// The intent that Consul had when this was written. [`IntentIndex::NONE`]: none. Older agents leave it out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intent_index: Option<IntentIndex>,

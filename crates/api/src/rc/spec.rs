@@ -12,7 +12,7 @@ use crate::allocation::AllocationOwner;
 use crate::budget::BudgetAmount;
 use crate::ids::RcId;
 use crate::labels::{Labels, Selector};
-use crate::manifest::{Launchable, Manifest, PodManifest, check_services_in, check_size};
+use crate::manifest::{Launchable, Manifest, PodManifest, check_ports_and_services_in, check_size};
 use crate::rc::update::{UpdateChoice, UpdateOrder};
 use crate::scheduler::Packing;
 use crate::stored::{self, Stored};
@@ -192,7 +192,7 @@ impl RcSpec {
             fields.check_processes().map_err(|error| error.below("manifest"))?;
         }
         if let (true, Ok(fields)) = (has_process, manifest.fields()) {
-            check_services_in(&fields).map_err(|error| error.below("manifest"))?;
+            check_ports_and_services_in(&fields).map_err(|error| error.below("manifest"))?;
         }
         let node_selector = record.node_selector.parse::<Selector>();
         let node_selector =

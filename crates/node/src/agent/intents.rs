@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::LONGEST_PAUSE;
 use super::event::AgentEvent;
-use super::intended::{Intended, NodeIntents, hash_of};
+use super::intended::{Intended, NodeIntents};
 use super::state::DataDir;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
@@ -168,8 +168,8 @@ impl IntentWatch {
         self.env.ids.jitter(pause, 0.5)
     }
 
-    /// Resolves owners and devices of the intended pods, and decides which missing pods the guard keeps: if many vanished
-    /// at once, those that still have labels. A farm deletes a pod's labels together with its intent.
+    /// Resolves owners, devices and ports of the intended pods, and decides which missing pods the guard keeps: if many
+    /// vanished at once, those that still have labels. A farm deletes a pod's labels together with its intent.
     async fn build(
         &mut self,
         last: &NodeIntents,
@@ -191,7 +191,7 @@ impl IntentWatch {
             let manifest = String::from_utf8_lossy(&entry.value);
             let old = last.pods.get(&pod).filter(|old| *old.manifest == *manifest);
             has_new |= old.is_none();
-            let new = || Intended::new(&manifest, None, BTreeMap::new());
+            let new = || Intended::new(&manifest, None);
             let index =
                 IntentIndex { create_index: entry.create_index, modify_index: entry.modify_index };
             let intended = old.cloned().unwrap_or_else(new);
@@ -211,8 +211,8 @@ impl IntentWatch {
                 intended.owner = labels.get(pod).copied().flatten();
             }
         }
-        if has_new || pods.values().any(|pod| !pod.devices.is_empty()) {
-            self.allocated_devices(&mut pods, last).await?;
+        if has_new || pods.values().any(|pod| pod.has_ports || !pod.devices.is_empty()) {
+            self.read_allocations(&mut pods, last).await?;
         }
         let guarded = match labels.filter(|_| suspicious) {
             Some(_) if enabled(Failpoint::UnintendedKept) => missing,
@@ -235,9 +235,9 @@ impl IntentWatch {
         Ok(listed.into_iter().filter_map(pod).collect())
     }
 
-    /// Sets the devices that are allocated to the pods. A pod without an allocation of its own keeps its devices: somebody
-    /// deleted or replaced the allocation, and the farm will write it again.
-    async fn allocated_devices(
+    /// Sets the devices and ports that are allocated to the pods. A pod without an allocation of its own keeps them:
+    /// somebody deleted or replaced the allocation, and the farm will write it again.
+    async fn read_allocations(
         &self,
         pods: &mut BTreeMap<PodId, Intended>,
         last: &NodeIntents,
@@ -245,18 +245,17 @@ impl IntentWatch {
         let entry = self.env.store.get(&key::allocation(&self.node), Query::PLAIN).await?.value;
         let allocated = entry.and_then(|entry| Allocations::decode(&entry.value).ok());
         let allocated = allocated.unwrap_or_default();
-        // At the first read, devices without an allocation come from the previous agent.
+        // At the first read, what has no allocation comes from the previous agent.
         let kept = if last.pods.is_empty() { self.data.pods() } else { BTreeMap::new() };
         for (pod, intended) in pods {
             let own = allocated.pods.get(pod).filter(|allocation| intended.is_own(allocation));
             match (own, kept.get(pod)) {
-                (Some(allocation), _) => intended.devices.clone_from(&allocation.devices),
+                (Some(own), _) => intended.allocate(own.devices.clone(), own.ports.clone()),
                 (None, Some(kept)) if *kept.manifest == *intended.manifest => {
-                    intended.devices.clone_from(&kept.devices);
+                    intended.allocate(kept.devices.clone(), kept.ports.clone());
                 }
                 (None, _) => {}
             }
-            intended.hash = hash_of(&intended.manifest, &intended.devices);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a process of a pod is started with: command, environment, user, limits.
+//! What a process of a pod is started with: command, environment, user, limits, devices and ports.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use super::{AgentSettings, AtShutdown, cgroup};
 use crate::spec::{PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
+use rcfarm_api::manifest::{PortStanza, port_variable};
 
 impl PodTask {
     /// Builds the next launch of a process. Limits that cannot be enforced become notes.
@@ -54,6 +55,20 @@ impl PodTask {
         })
     }
 
+    /// Allocated devices as `kind:number`.
+    pub(super) fn devices(&self) -> Vec<String> {
+        let kinds = self.intended.devices.iter();
+        kinds.flat_map(|(kind, all)| all.iter().map(move |n| format!("{kind}:{n}"))).collect()
+    }
+
+    /// Numbers of the manifest's ports, by name. A number that the manifest gives counts without an allocation, too: the
+    /// farm has no part in a pod that a person intends.
+    pub(super) fn ports(&self) -> BTreeMap<String, u16> {
+        let wanted = self.spec.as_ref().map(|spec| spec.ports.as_slice()).unwrap_or_default();
+        let number = |port: &PortStanza| self.intended.ports.get(&port.name).copied().or(port.port);
+        wanted.iter().filter_map(|port| Some((port.name.clone(), number(port)?))).collect()
+    }
+
     /// What of a launchable differs from its manifest.
     fn notes_of(&self, name: &str, spec: &PodSpec, process: &ProcessSpec) -> Vec<String> {
         let pause = format!("{name}: restart: pauses under 100ms count as 100ms");
@@ -64,7 +79,18 @@ impl PodTask {
         let missing = missing.map(|(device, count)| {
             format!("the pod requests {device}={count}, but none is allocated to it")
         });
-        process.has_short_pause.then_some(pause).into_iter().chain(missing).collect()
+        let portless =
+            spec.ports.iter().filter(|port| !self.intended.ports.contains_key(&port.name));
+        let portless = portless.map(|port| {
+            format!("the pod asks for port {}, but none is allocated to it", port.name)
+        });
+        process
+            .has_short_pause
+            .then_some(pause)
+            .into_iter()
+            .chain(missing)
+            .chain(portless)
+            .collect()
     }
 
     /// The variables that the node sets. Of the agent's own, only `PATH`, `HOME`, `LANG` and `TZ` are passed on: the rest
@@ -101,6 +127,9 @@ impl PodTask {
         }
         if spec.payload.is_some() {
             set("RCFARM_PAYLOAD", data.payload(&self.id, run_as).display().to_string());
+        }
+        for (name, port) in self.ports() {
+            set(&port_variable(&name), port.to_string());
         }
         let devices = self.devices();
         if !devices.is_empty() {

@@ -1,11 +1,11 @@
 //! The node agent: runs the pods that `intent/<node>/` asks for and reports their state.
 //!
 //! Keys read: `intent/<node>/` (one blocking query), `labels/pod/<node>/` for the owners of new pods,
-//! `rcfarm/allocations/<node>` for their devices, `rcfarm/peers/<node>/` (one blocking query, while a pod has `peers`),
-//! `reality/<node>/` (a blocking query of its keys while there are some,
-//! and every five minutes) and then its own reports; before a pod is stopped because it is no longer intended, its
-//! `status/pods/<pod>/<node>` and its intent; before a single instance is started, `status/pods/<pod>/` and the intents
-//! and records of other nodes that have the pod.
+//! `rcfarm/allocations/<node>` for their devices and ports, `rcfarm/peers/<node>/` (one blocking query, while a pod has
+//! `peers`), `reality/<node>/` (a blocking query of its keys while there are some, and every five minutes) and then its
+//! own reports; before a pod is stopped because it is no longer intended, its `status/pods/<pod>/<node>` and its intent;
+//! before a single instance is started, `status/pods/<pod>/` and the intents and records of other nodes that have the
+//! pod.
 //! Keys written, all fenced by the lock on `rcfarm/nodes/<node>`: that record and `labels/node/<node>` when a session
 //! begins; per pod `reality/<node>/<pod>`, `status/pods/<pod>/<node>`, `health/<pod>/<node>` (a lock of a session
 //! that ends with the agent) and the owner's `rcfarm/bell/rc/<rc>`, in one transaction; at a pod's end its
@@ -115,7 +115,7 @@ pub struct AgentSettings {
     pub labels: BTreeMap<String, String>,
     /// Resources of the node.
     pub capacity: ResourceList,
-    /// Ports that members of jobs are given; `None`: they use their framework's ports.
+    /// Ports that pods are given; `None`: none, and members of jobs use their framework's ports.
     pub ports: Option<PortRange>,
     /// Environment variables of every process.
     pub env: BTreeMap<String, String>,

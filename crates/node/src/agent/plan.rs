@@ -53,7 +53,7 @@ pub enum SingleInstance {
 /// A pod of the agent, reduced to what the plan needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentPod {
-    /// Hash of manifest and devices.
+    /// Hash of manifest, devices and ports.
     pub hash: u64,
     /// Whether other nodes permit its start.
     pub single_instance: SingleInstance,
@@ -88,7 +88,7 @@ pub struct AgentObserved<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgentAction {
-    /// Accept the intended manifest and devices.
+    /// Accept the intended manifest, devices and ports.
     Accept(PodId),
     /// Ask Consul for a proof that the pod's intent is gone.
     Prove(PodId),
@@ -137,7 +137,7 @@ pub fn plan(observed: AgentObserved<'_>) -> AgentPlan {
                 &mut plan,
                 id,
                 pod,
-                "its manifest or its devices have changed",
+                "its manifest, devices or ports have changed",
                 AgentAction::Accept,
             ),
             None => unintended(&mut plan, observed, id, pod),

@@ -279,14 +279,15 @@ impl PodTask {
             manifest: self.intended.manifest.to_string(),
             owner: self.intended.owner,
             devices: self.intended.devices.clone(),
+            ports: self.intended.ports.clone(),
             intent_index: self.intended.index,
             reported: self.reported,
             forgotten: false,
         }
     }
 
-    /// Notes that the list has the pod, with the same manifest and devices. `reported`: the intent that its last report
-    /// names. Returns whether the pod must be stored: its intent is another one.
+    /// Notes that the list has the pod, with the same manifest, devices and ports. `reported`: the intent that its last
+    /// report names. Returns whether the pod must be stored: its intent is another one.
     #[must_use]
     pub(super) fn intended_again(
         &mut self,
@@ -468,12 +469,6 @@ impl PodTask {
         Some(format!("{name}: {how}"))
     }
 
-    /// Allocated devices as `kind:number`.
-    pub(super) fn devices(&self) -> Vec<String> {
-        let kinds = self.intended.devices.iter();
-        kinds.flat_map(|(kind, all)| all.iter().map(move |n| format!("{kind}:{n}"))).collect()
-    }
-
     /// Whether a process is in its first start and waits for no other node. Such a pod is not reported yet.
     pub(super) fn is_first_start(&self) -> bool {
         self.waits_for.is_empty()
@@ -532,6 +527,7 @@ impl PodTask {
             processes: statuses,
             notes: self.all_notes(),
             devices: self.devices(),
+            ports: self.ports(),
             intent_index: None,
         };
         if self.proof == Proof::Lost {

@@ -101,7 +101,7 @@ pub fn verdict(shown: ProofRead) -> ProofVerdict {
 pub enum Listed {
     /// There was no list yet, or it lacks the pod.
     Missing,
-    /// It has the pod with the same manifest and devices.
+    /// It has the pod with the same manifest, devices and ports.
     Same(IntentIndex),
     /// It has the pod with others.
     Replaced,

@@ -48,6 +48,7 @@ impl PodReport {
         shortest.status.processes.clear();
         shortest.status.notes.clear();
         shortest.status.devices.clear();
+        shortest.status.ports.clear();
         [report, shortest]
     }
 

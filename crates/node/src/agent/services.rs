@@ -13,7 +13,7 @@ use super::pod::PodTask;
 use super::proof::Proof;
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::job::identity::identity_in;
-use rcfarm_api::manifest::{OWN_META, ServicePort, ServiceStanza};
+use rcfarm_api::manifest::{OWN_META, ServicePort, ServiceStanza, port_variable};
 use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_store::{PodService, RegisteredService};
@@ -93,10 +93,11 @@ impl PodTask {
     /// The services of the pod's manifest on this node, and why others of them are not registered.
     pub(super) fn services_of(&self, settings: &AgentSettings) -> (Vec<PodService>, Vec<String>) {
         let stanzas = self.spec.as_ref().map(|spec| spec.services.as_slice()).unwrap_or_default();
+        let ports = self.ports();
         let mut services = Vec::new();
         let mut notes = Vec::new();
         for stanza in stanzas {
-            match service(stanza, &self.id, &self.intended.manifest, settings) {
+            match service(stanza, &self.id, &self.intended.manifest, &ports, settings) {
                 Ok(service) => services.push(service),
                 Err(why) => {
                     notes.push(format!("service {} is not registered: {why}", stanza.name));
@@ -129,22 +130,13 @@ fn service(
     stanza: &ServiceStanza,
     pod: &PodId,
     manifest: &str,
+    ports: &BTreeMap<String, u16>,
     settings: &AgentSettings,
 ) -> Result<PodService, String> {
     if !settings.permits.may_register(&stanza.name) {
         return Err("the node's agent does not allow the name (--allow-service)".to_owned());
     }
-    let port = match &stanza.port {
-        None => 0,
-        Some(ServicePort::Number(port)) => *port,
-        Some(variable) => {
-            let name = variable.variable().unwrap_or_default();
-            let value = settings.env.get(name);
-            let value = value.ok_or_else(|| format!("port: the node does not set {name}"))?;
-            let port: Option<u16> = value.parse().ok().filter(|port| *port > 0);
-            port.ok_or_else(|| format!("port: {name} of the node is no port"))?
-        }
-    };
+    let port = stanza.port.as_ref().map_or(Ok(0), |port| port_number(port, ports, settings))?;
     let mut meta = stanza.meta.clone();
     let mut set = |name: &str, value: String| meta.insert(format!("{OWN_META}{name}"), value);
     set("node", settings.name.to_string());
@@ -165,6 +157,29 @@ fn service(
         tags: stanza.tags.clone(),
         meta,
     })
+}
+
+/// Number of a service's port.
+fn port_number(
+    port: &ServicePort,
+    ports: &BTreeMap<String, u16>,
+    settings: &AgentSettings,
+) -> Result<u16, String> {
+    if let ServicePort::Number(port) = port {
+        return Ok(*port);
+    }
+    if let Some(name) = port.name() {
+        let port = ports.get(name).copied();
+        return port.ok_or_else(|| format!("port: no port {name} is allocated to the pod"));
+    }
+    let name = port.variable().unwrap_or_default();
+    if let Some((_, port)) = ports.iter().find(|(port, _)| port_variable(port) == name) {
+        return Ok(*port);
+    }
+    let value = settings.env.get(name);
+    let value = value.ok_or_else(|| format!("port: the node does not set {name}"))?;
+    let port: Option<u16> = value.parse().ok().filter(|port| *port > 0);
+    port.ok_or_else(|| format!("port: {name} of the node is no port"))
 }
 
 #[cfg(test)]

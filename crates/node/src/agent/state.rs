@@ -62,6 +62,9 @@ pub struct StoredPod {
     /// Its allocated devices.
     #[serde(default)]
     pub devices: BTreeMap<String, std::collections::BTreeSet<u32>>,
+    /// Its allocated ports, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ports: BTreeMap<String, u16>,
     /// The intent, as last read.
     #[serde(default)]
     pub intent_index: Option<IntentIndex>,
@@ -320,7 +323,7 @@ impl DataDir {
         }
     }
 
-    /// Deletes the records of a pod's starts: the next ones are of another manifest or of other devices.
+    /// Deletes the records of a pod's starts: the next ones are of another manifest, other devices or other ports.
     ///
     /// # Errors
     /// What the file system says.
@@ -438,6 +441,7 @@ mod tests {
             manifest,
             owner: None,
             devices,
+            ports: BTreeMap::new(),
             intent_index: None,
             reported: None,
             forgotten: false,

@@ -132,10 +132,10 @@ pub const GROUPS: &[Group] = &[
             },
             Invariant {
                 number: 14,
-                statement: "The resources allocated on a node never exceed what it has, and no device is allocated twice.",
+                statement: "The resources allocated on a node never exceed what it has, and no device and no port is allocated twice.",
                 watched_in: &["checks/allocations.rs"],
-                note: "processors, and in worlds with cells devices; memory: not yet",
-                also: "`tests/it/farm/capacity.rs`, `tests/it/real_consul/controllers.rs`, properties of `src/placement/capacity`",
+                note: "processors, and in worlds with cells devices; memory and ports: not yet",
+                also: "`tests/it/farm/capacity.rs`, `tests/it/farm/ports.rs`, `tests/it/real_consul/controllers.rs`, properties of `src/placement/capacity`",
             },
         ],
     },

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::facts::VIEW;
 use rcfarm::farm::NODE_GRACE;
-use rcfarm::placement::capacity::NodeCapacity;
+use rcfarm::placement::capacity::{NodeCapacity, PodResources};
 use rcfarm_api::ResourceList;
 use rcfarm_api::Stored;
 use rcfarm_api::allocation::Allocations;
@@ -433,7 +433,8 @@ impl ServiceModel {
         let capacity = said.map(|said| said.capacity.clone()).unwrap_or_default();
         let allocated = self.allocations.get(node).cloned().unwrap_or_default();
         let room = NodeCapacity { capacity, allocated, ..NodeCapacity::default() };
-        room.insufficient(spec.manifest.id(), &spec.owner(), spec.resources()).is_none()
+        let want = PodResources::of_manifest(&spec.manifest);
+        room.insufficient_for(spec.manifest.id(), &spec.owner(), &want).is_none()
     }
 
     /// Whether a node is fit now.

@@ -1,6 +1,6 @@
 //! JSON form of the plan's input, for bug reports and tests.
 //!
-//! It contains no secrets: of the manifest only id and resources, which is all that the plan reads. Pods' labels,
+//! It contains no secrets: of the manifest only id, resources and ports, which is all that the plan reads. Pods' labels,
 //! node names and allocations are included. Only nodes that the plan can look at are.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
     version: u32,
-    /// The record, with a manifest that has only id and resources.
+    /// The record, with a manifest that has only id, resources and ports.
     record: RcRecord,
     /// The RC's own labels, as far as they declare something.
     labels: Labels,
@@ -51,10 +51,13 @@ pub(super) struct Document {
 fn record(spec: &RcSpec) -> RcRecord {
     let id = spec.manifest.id();
     // JSON is YAML.
-    let manifest = match spec.resources().is_zero() {
-        true => json!({"id": id}),
-        false => json!({"id": id, "resources": spec.resources()}),
-    };
+    let mut manifest = json!({"id": id});
+    if !spec.resources().is_zero() {
+        manifest["resources"] = json!(spec.resources());
+    }
+    if !spec.manifest.ports().is_empty() {
+        manifest["ports"] = json!(spec.manifest.ports());
+    }
     RcRecord {
         id: spec.id,
         manifest: manifest.to_string(),

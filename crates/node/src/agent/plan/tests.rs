@@ -53,7 +53,7 @@ fn plan_accepts_starts_stops_and_forgets_pods_by_their_intents() {
     );
     assert_eq!(actions(Some(&[]), &[], pod(7, &[AgentPodState::Stopping])), []);
     assert_eq!(actions(Some(&[]), &[], pod(7, &[due, AgentPodState::Ended])), [Forget(id(1))]);
-    let changed = "its manifest or its devices have changed";
+    let changed = "its manifest, devices or ports have changed";
     assert_eq!(
         actions(Some(&[(1, 8)]), &[], pod(7, &[AgentPodState::Running, AgentPodState::Ended])),
         [Stop(id(1), first(), changed)]

@@ -68,7 +68,7 @@ impl Pod {
 }
 
 fn task(manifest: &str, data: &DataDir) -> PodTask {
-    let intended = Intended::new(manifest, None, BTreeMap::new());
+    let intended = Intended::new(manifest, None);
     PodTask::new("web".parse().unwrap(), intended, data, &Default::default(), Duration::ZERO)
 }
 
