@@ -29,7 +29,7 @@ pub struct IntendedPod {
 #[derive(Debug)]
 pub enum NodeEvent {
     /// Its status was written.
-    Status(PodRef, PodStatus),
+    Status(PodRef, Box<PodStatus>),
     /// Its reality was written.
     Reality(PodRef, Bytes),
 }
@@ -146,6 +146,6 @@ impl AgentModel {
             Some(status) => self.statuses.insert(place.clone(), status.clone()),
             None => self.statuses.remove(&place),
         };
-        Some(NodeEvent::Status(place, status?))
+        Some(NodeEvent::Status(place, Box::new(status?)))
     }
 }
