@@ -12,7 +12,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::status::{NodePodPhase, PodStatus};
 use rcfarm_emulator::{Emulator, Settings};
 use rcfarm_node::agent::driver::{
-    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+    Driver, FoundProcess, Launch, ProcessExit, Signalled, StartFailure, Started,
 };
 use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_node::agent::{Agent, AgentSettings};
@@ -57,6 +57,10 @@ impl Driver for Processes {
     async fn stop(&self, started: &Started, _: &str, _: Duration) {
         self.stopped.lock().expect("no panic").insert(started.pid);
         self.changed.notify_waiters();
+    }
+
+    async fn signal(&self, _: &Started, _: &str) -> Signalled {
+        Signalled::Sent
     }
 
     async fn check_health(&self, _: &HealthCheck, _: &Launch) -> (Health, String) {

@@ -13,7 +13,7 @@ use rcfarm_api::job::peers::{PeerAddress, PeersRecord};
 use rcfarm_api::job::spec::{JobSpec, JobTask, JobUid, OnPeerChange, Slot};
 use rcfarm_api::job::status::{LARGEST_STATUS, PublishedPeers, largest_status};
 use rcfarm_api::key;
-use rcfarm_api::manifest::{PeersStanza, content_hash};
+use rcfarm_api::manifest::{PeerChange, PeersStanza, content_hash};
 use rcfarm_store::Op;
 
 /// Bytes of the names of a job's nodes in its status, at most. Members on more nodes are not told of moves. A transaction
@@ -31,11 +31,17 @@ const NAME_BYTES: usize = 3;
 /// The files of a member; `None`: it is told of no peer, or the job does not ask for files.
 #[must_use]
 pub fn stanza(job: &JobSpec, slot: &Slot) -> Option<PeersStanza> {
-    if job.on_peer_change == OnPeerChange::Nothing || job.tasks.len() > MOST_TASKS {
+    let on_change = match job.on_peer_change {
+        OnPeerChange::Nothing => return None,
+        OnPeerChange::Files => None,
+        OnPeerChange::Signal(signal) => Some(PeerChange::Signal(signal)),
+        OnPeerChange::Restart => Some(PeerChange::Restart),
+    };
+    if job.tasks.len() > MOST_TASKS {
         return None;
     }
     let stanza = frameworks::of(job.framework).peers(job, slot);
-    (!stanza.is_empty()).then_some(stanza)
+    (!stanza.is_empty()).then_some(PeersStanza { on_change, ..stanza })
 }
 
 /// The tasks of which any member is told. Members of a task are told of the same tasks.

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
@@ -40,6 +40,18 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
 /// Whether the process with this pid and start time exists.
 pub(crate) fn is_alive(pid: i32, ticks: u64) -> bool {
     start_ticks(pid) == Some(ticks)
+}
+
+/// Whether a process catches a signal, or blocks it to read it by itself. One that ignores it does not handle it: a
+/// process inherits that.
+pub(crate) fn handles(pid: i32, signal: Signal) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let has = |line: &str, name: &str| {
+        let mask = line.strip_prefix(name).map(str::trim);
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask, 16).ok());
+        mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
+    };
+    status.lines().any(|line| has(line, "SigCgt:") || has(line, "SigBlk:"))
 }
 
 /// A descriptor that becomes readable when the process ends. `None` if the kernel has no pidfds.

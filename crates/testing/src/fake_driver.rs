@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rcfarm_api::node::Health;
 use rcfarm_node::agent::driver::{
-    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+    Driver, FoundProcess, Launch, ProcessExit, Signalled, StartFailure, Started,
 };
 use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_store::time::{Clock as _, SystemClock};
@@ -37,6 +37,10 @@ impl Driver for FakeDriver {
     }
 
     async fn stop(&self, _: &Started, _: &str, _: Duration) {}
+
+    async fn signal(&self, _: &Started, _: &str) -> Signalled {
+        Signalled::Sent
+    }
 
     async fn check_health(&self, _: &HealthCheck, _: &Launch) -> (Health, String) {
         (Health::Passing, String::new())

@@ -8,11 +8,12 @@ use crate::cli::context::CommandContext;
 use crate::cli::failure::CliExit;
 use crate::cli::output::{age, fields, or_dash};
 use crate::job::dependencies;
+use crate::job::document::peer_change_in_words;
 use crate::job::frameworks::counting_container;
 use crate::job::pod_status::stands;
 use rcfarm_api::ids::{Namespaced, PodRef};
 use rcfarm_api::job::array::ArraySpec;
-use rcfarm_api::job::spec::JobSpec;
+use rcfarm_api::job::spec::{JobSpec, OnPeerChange};
 use rcfarm_api::job::status::{JobCondition, JobStatus, Slots, shown};
 use rcfarm_api::pod_group::status::PodGroupStatus;
 use rcfarm_api::{FieldError, Stored, Timestamp, key};
@@ -231,6 +232,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         verdict = format!("it waits for other jobs: {}", why.join("; "));
     }
     let missing = missing(context, &found, &pods(context, id).await?, group.as_ref()).await?;
+    let on_move = found.read.as_ref().ok().and_then(|read| peer_change_in_words(&read.spec));
     let shown = json!({
         "job": found.id,
         "verdict": verdict,
@@ -243,6 +245,7 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
         })),
         "missing": missing,
         "array": found.status.as_ref().and_then(|status| status.array.as_ref()),
+        "on_peer_change": on_move,
         "failures": found.status.as_ref().map(|status| &status.failures),
         "delayed": found.status.as_ref().map(|status| &status.delayed),
         "not_before": found.status.as_ref().and_then(|status| status.not_before),
@@ -287,6 +290,9 @@ pub(super) async fn explain(context: &CommandContext, id: &Namespaced) -> anyhow
             rows.push(("history", conditions.collect::<Vec<_>>().join("\n")));
         }
         if let Ok(read) = &found.read {
+            if read.spec.on_peer_change != OnPeerChange::Files {
+                rows.push(("peers move", on_move.clone().unwrap_or_default()));
+            }
             rows.push(("not honoured", remarks(&read.warnings)));
         }
         rows.retain(|(_, value)| !value.is_empty());

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 pub use array::ARRAY_ANNOTATION;
 pub use fields::{FieldIssues, FieldReader, JobClass, JobQueue, class_field, queue_field};
 pub use payload::{LARGEST_PAYLOAD, PAYLOAD_ANNOTATION};
-pub use peers::PEER_CHANGE_ANNOTATION;
+pub use peers::{PEER_CHANGE_ANNOTATION, peer_change_in_words};
 pub use services::SERVICES_ANNOTATION;
 
 use super::dependencies;

@@ -12,9 +12,11 @@ use super::fields::FieldIssues;
 use super::kubeflow::task_path;
 use super::payload::annotation;
 use crate::job::frameworks::{self, Cluster, ClusterPeer, Variable};
+use crate::job::peers;
 use rcfarm_api::FieldError;
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{Framework, JobSpec, OnPeerChange, Plugin, Slot};
+use rcfarm_api::manifest::PeerSignal;
 use rcfarm_api::manifest::command_line::LONGEST_STRING;
 
 /// Addresses of the least and of the greatest length that IPv4 has.
@@ -25,24 +27,62 @@ const FEW: usize = LONGEST_STRING / 40;
 /// the same but for their own name and index.
 const EXAMINED_TASKS: usize = 8;
 
-/// Annotation of a job, `files` or `none`: what its members have when one of them moves.
+/// Annotation of a job, `files`, `signal`, `signal=<name>`, `restart` or `none`: what its members have when one of them
+/// moves.
 pub const PEER_CHANGE_ANNOTATION: &str = "rcfarm/on-peer-change";
+/// Its path in a document.
+const PEER_CHANGE_PATH: &str = "metadata.annotations.rcfarm/on-peer-change";
 
 /// What the annotation says; without it, files follow.
 pub(super) fn on_change(document: &Value, issues: &mut FieldIssues) -> OnPeerChange {
-    match annotation(document, PEER_CHANGE_ANNOTATION).map(Value::as_str) {
-        None | Some(Some("files")) => OnPeerChange::Files,
-        Some(Some("none")) => OnPeerChange::Nothing,
-        Some(_) => {
-            let path = format!("metadata.annotations.{PEER_CHANGE_ANNOTATION}");
-            issues.problem(path, "write files or none");
+    let Some(value) = annotation(document, PEER_CHANGE_ANNOTATION) else {
+        return OnPeerChange::default();
+    };
+    let word = value.as_str().unwrap_or_default();
+    let signal = word.strip_prefix("signal=").map(PeerSignal::of);
+    match (word, signal) {
+        ("files", _) => OnPeerChange::Files,
+        ("none", _) => OnPeerChange::Nothing,
+        ("restart", _) => OnPeerChange::Restart,
+        ("signal", _) => OnPeerChange::Signal(PeerSignal::Hup),
+        (_, Some(Some(signal))) => OnPeerChange::Signal(signal),
+        _ => {
+            let signals = PeerSignal::ALL.map(PeerSignal::name).join(", ");
+            let why = format!("write files, signal=<one of {signals}>, restart or none");
+            issues.problem(PEER_CHANGE_PATH, why);
             OnPeerChange::default()
         }
     }
 }
 
+/// What the members of a job have when one of them moves, for people. `None`: they are told of no peer.
+#[must_use]
+pub fn peer_change_in_words(job: &JobSpec) -> Option<String> {
+    let told = "the files of their peers follow";
+    let words = match job.on_peer_change {
+        OnPeerChange::Nothing => "nothing: their files are left out".to_owned(),
+        _ if peers::told_tasks(job).is_empty() => return None,
+        OnPeerChange::Files => told.to_owned(),
+        OnPeerChange::Signal(signal) => format!("{told}, then they get SIG{}", signal.name()),
+        OnPeerChange::Restart => {
+            format!("{told}, then those that know an old address are restarted in place")
+        }
+    };
+    Some(words)
+}
+
+/// Warns of a signal or restarts that members never get.
+fn warn_if_untold(job: &JobSpec, issues: &mut FieldIssues) {
+    let asks = matches!(job.on_peer_change, OnPeerChange::Signal(_) | OnPeerChange::Restart);
+    if asks && peers::told_tasks(job).is_empty() {
+        issues
+            .warning(PEER_CHANGE_PATH, "its members have no files of their peers: nothing is told");
+    }
+}
+
 /// Refuses a job whose members cannot be told of all their peers; warns where that depends on the addresses.
 pub(super) fn check(id: &Namespaced, job: &JobSpec, issues: &mut FieldIssues) {
+    warn_if_untold(job, issues);
     if (job.replicas() as usize) < FEW {
         return;
     }
@@ -195,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn files_follow_the_peers_unless_the_annotation_says_none() {
+    fn annotation_says_what_members_have_when_one_moves() {
         let id: Namespaced = "default/t".parse().unwrap();
         let of = |word: Value| {
             let mut document = tensorflow(2, false);
@@ -205,9 +245,42 @@ mod tests {
         assert_eq!(of(Value::Null).unwrap(), OnPeerChange::Files);
         assert_eq!(of(json!("files")).unwrap(), OnPeerChange::Files);
         assert_eq!(of(json!("none")).unwrap(), OnPeerChange::Nothing);
-        for word in [json!("restart"), json!(""), json!(1)] {
-            assert_eq!(of(word).unwrap_err()[0].path, "metadata.annotations.rcfarm/on-peer-change");
+        assert_eq!(of(json!("restart")).unwrap(), OnPeerChange::Restart);
+        for (word, signal) in [
+            ("signal", PeerSignal::Hup),
+            ("signal=HUP", PeerSignal::Hup),
+            ("signal=SIGUSR1", PeerSignal::Usr1),
+        ] {
+            assert_eq!(of(json!(word)).unwrap(), OnPeerChange::Signal(signal), "{word}");
         }
+        for word in ["", "signal=", "signal=KILL", "signal=TERM", "signal=usr1", "restart=1"] {
+            let problems = of(json!(word)).unwrap_err();
+            assert_eq!(problems[0].path, "metadata.annotations.rcfarm/on-peer-change");
+            assert!(problems[0].problem.contains("HUP, USR1, USR2, WINCH"), "{problems:?}");
+        }
+        assert_eq!(of(json!(1)).unwrap_err().len(), 1);
+    }
+
+    #[test]
+    fn signal_that_nobody_gets_is_warned_about() {
+        let id: Namespaced = "default/t".parse().unwrap();
+        let warned = |mut document: Value, word: &str| {
+            document["metadata"]["annotations"][PEER_CHANGE_ANNOTATION] = json!(word);
+            let read = read(&id, &document).unwrap();
+            let is_warned = read.warnings.iter().any(|warning| warning.path == PEER_CHANGE_PATH);
+            (is_warned, peer_change_in_words(&read.spec))
+        };
+        let (of_two, alone) = (tensorflow(2, false), tensorflow(1, false));
+        for (word, words) in [
+            ("files", "follow"),
+            ("signal", "then they get SIGHUP"),
+            ("restart", "restarted in place"),
+        ] {
+            let (is_warned, text) = warned(of_two.clone(), word);
+            assert!(!is_warned && text.as_ref().unwrap().contains(words), "{text:?}");
+            assert_eq!(warned(alone.clone(), word), (word != "files", None));
+        }
+        assert!(warned(of_two, "none").1.unwrap().starts_with("nothing"));
     }
 
     /// The limit below which jobs are not examined leaves none out.

@@ -170,6 +170,7 @@ fn tf_config_of(parts: Vec<PeerPart>) -> PeersStanza {
     PeersStanza {
         files: [("tf_config.json".to_owned(), parts.clone())].into(),
         variables: [("TF_CONFIG".to_owned(), parts)].into(),
+        ..PeersStanza::default()
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::job::document;
 use crate::job::frameworks::Cluster;
 use rcfarm_api::Index;
-use rcfarm_api::manifest::VARIABLES_FILE;
+use rcfarm_api::manifest::{PeerChange, PeerSignal, VARIABLES_FILE};
 
 fn id() -> Namespaced {
     "default/t".parse().unwrap()
@@ -163,6 +163,23 @@ fn jobs_whose_members_are_told_of_nobody_have_no_files() {
     ] {
         assert_eq!(stanza(&job, &job_slot(&job)), None, "{job:?}");
         assert!(told_tasks(&job).is_empty());
+    }
+}
+
+#[test]
+fn stanza_says_what_processes_are_told() {
+    for (on_peer_change, on_change) in [
+        (OnPeerChange::Files, None),
+        (OnPeerChange::Restart, Some(PeerChange::Restart)),
+        (OnPeerChange::Signal(PeerSignal::Usr1), Some(PeerChange::Signal(PeerSignal::Usr1))),
+    ] {
+        for job in jobs() {
+            let job = JobSpec { on_peer_change, ..job };
+            assert_eq!(stanza(&job, &job_slot(&job)).unwrap().on_change, on_change);
+            // A member that is told of nobody is not told of moves.
+            let alone = JobSpec { on_peer_change, ..volcano(json!({"env": []}), &[("w", 2)]) };
+            assert_eq!(stanza(&alone, &job_slot(&alone)), None);
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use rcfarm_api::node::Health;
 use rcfarm_api::node::status::NodePodPhase;
 use rcfarm_emulator::{Fate, Request};
 use rcfarm_node::agent::driver::{
-    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+    Driver, FoundProcess, Launch, ProcessExit, Signalled, StartFailure, Started,
 };
 use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_node::agent::process::ProcessDriver;
@@ -96,6 +96,10 @@ impl Driver for PanickingDriver {
 
     async fn stop(&self, running: &Started, signal: &str, grace: Duration) {
         self.0.stop(running, signal, grace).await;
+    }
+
+    async fn signal(&self, running: &Started, signal: &str) -> Signalled {
+        self.0.signal(running, signal).await
     }
 
     async fn check_health(&self, health_check: &HealthCheck, launch: &Launch) -> (Health, String) {

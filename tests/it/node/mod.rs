@@ -7,6 +7,7 @@ mod health;
 mod hostile;
 mod logs;
 mod owners;
+mod peer_change;
 mod peers;
 mod pods;
 mod ports;

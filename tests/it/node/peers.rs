@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::harness::Host;
 
-fn job() -> Namespaced {
+pub(super) fn job() -> Namespaced {
     "team-a/train".parse().unwrap()
 }
 
 /// The manifest of a member with a file of the hosts of task w.
-fn member(pod: &str, script: &str, uid: u64) -> Value {
+pub(super) fn member(pod: &str, script: &str, uid: u64) -> Value {
     let files = json!({"etc/volcano/w.host": [{"all": "w", "form": "lines"}]});
     let variables = json!({"MASTER_ADDR": [{"one": "w", "index": 0, "form": "host"}]});
     json!({
@@ -29,7 +29,7 @@ fn member(pod: &str, script: &str, uid: u64) -> Value {
 }
 
 impl Host {
-    async fn tell(&self, uid: u64, hosts: &[&str]) {
+    pub(super) async fn tell(&self, uid: u64, hosts: &[&str]) {
         let peer = |host: &&str| Some(PeerAddress { host: (*host).to_owned(), port: Some(7) });
         let tasks = [("w".to_owned(), hosts.iter().map(peer).collect())].into();
         let uid = JobUid(Index(uid));

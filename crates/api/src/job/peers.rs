@@ -64,6 +64,21 @@ impl PeersRecord {
         members.flatten().filter(|peer| peer.is_legal())
     }
 
+    /// These addresses; for members without a node, those of `before`.
+    #[must_use]
+    pub fn or(&self, before: &PeersRecord) -> PeersRecord {
+        let mut all = self.clone();
+        for (task, members) in &mut all.tasks {
+            let earlier = before.tasks.get(task).into_iter().flatten();
+            for (member, earlier) in members.iter_mut().zip(earlier) {
+                if member.is_none() {
+                    member.clone_from(earlier);
+                }
+            }
+        }
+        all
+    }
+
     /// A member, if it has a node.
     #[must_use]
     pub fn member(&self, task: &str, index: u32) -> Option<&PeerAddress> {

@@ -17,7 +17,7 @@ use crate::cells::CellRequest;
 use crate::command::CommandAction;
 use crate::ids::{Namespaced, PodId};
 use crate::labels::Selector;
-use crate::manifest::HealthStanza;
+use crate::manifest::{HealthStanza, PeerSignal};
 use crate::pod_group::pod_ids::PodIdFormat;
 
 /// Uid of a job: the CreateIndex of its record. A job that is deleted and created again has another uid.
@@ -164,6 +164,10 @@ pub enum OnPeerChange {
     /// Files in their homes follow.
     #[default]
     Files,
+    /// Files follow, and their processes get a signal.
+    Signal(PeerSignal),
+    /// Files follow, and those that know an address that is no longer right are restarted in place.
+    Restart,
     /// Nothing: they know what their environment says.
     Nothing,
 }

@@ -29,7 +29,9 @@ use crate::{FieldError, InvalidText, ResourceList};
 pub use crate::hash::content_hash;
 pub use known::{check_for_p2, check_known};
 pub use limits::p2_bytes;
-pub use peers::{PeerForm, PeerPart, PeersForm, PeersStanza, VARIABLES_FILE};
+pub use peers::{
+    PeerChange, PeerForm, PeerPart, PeerSignal, PeersForm, PeersStanza, VARIABLES_FILE,
+};
 pub use pod::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,
     PodManifest, ProcessStanza, RestartStanza, RestartWhen,

@@ -19,6 +19,53 @@ pub struct PeersStanza {
     /// Variables, which stand in the file [`VARIABLES_FILE`] for a shell.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub variables: BTreeMap<String, Vec<PeerPart>>,
+    /// What processes that run are told when a file has changed; `None`: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_change: Option<PeerChange>,
+}
+
+/// What the processes of a member are told when its peers are elsewhere. The files are rewritten before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerChange {
+    /// They get a signal.
+    Signal(PeerSignal),
+    /// Those that know an address where a peer is no longer are stopped and started again on their node.
+    Restart,
+}
+
+/// Signals that ask a process to read its files again. Those that end a process by custom are not among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum PeerSignal {
+    Hup,
+    Usr1,
+    Usr2,
+    Winch,
+}
+
+impl PeerSignal {
+    /// All of them.
+    pub const ALL: [PeerSignal; 4] =
+        [PeerSignal::Hup, PeerSignal::Usr1, PeerSignal::Usr2, PeerSignal::Winch];
+
+    /// Its name, such as `HUP`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            PeerSignal::Hup => "HUP",
+            PeerSignal::Usr1 => "USR1",
+            PeerSignal::Usr2 => "USR2",
+            PeerSignal::Winch => "WINCH",
+        }
+    }
+
+    /// The signal of a name, with or without `SIG`.
+    #[must_use]
+    pub fn of(name: &str) -> Option<PeerSignal> {
+        let short = name.strip_prefix("SIG").unwrap_or(name);
+        PeerSignal::ALL.into_iter().find(|signal| signal.name() == short)
+    }
 }
 
 /// File with [`PeersStanza::variables`], below the pod's home.
@@ -161,6 +208,37 @@ impl PeersStanza {
         parts.filter_map(PeerPart::task)
     }
 
+    /// The variables with these addresses. A variable that is no name is left out.
+    #[must_use]
+    pub fn values(&self, peers: &PeersRecord) -> BTreeMap<String, String> {
+        let variables = self.variables.iter().filter(|(name, _)| is_name(name));
+        variables.map(|(name, parts)| (name.clone(), written(parts, peers))).collect()
+    }
+
+    /// The first peer of which it tells and that is elsewhere than before. A member of a list that has no node now or had
+    /// none before has not moved. One that is told of by itself has also moved if it had no node: a text without it says
+    /// nothing.
+    #[must_use]
+    pub fn moved(&self, before: &PeersRecord, now: &PeersRecord) -> Option<(&str, u32)> {
+        let parts = self.files.values().chain(self.variables.values()).flatten();
+        let moved = |task: &str, index: u32, is_alone: bool| {
+            let Some(now) = now.member(task, index) else { return false };
+            before.member(task, index).map_or(is_alone, |before| before != now)
+        };
+        let mut each = parts.filter_map(|part| match part {
+            PeerPart::Text(_) => None,
+            PeerPart::One { one, index, .. } => {
+                moved(one, *index, true).then_some((one.as_str(), *index))
+            }
+            PeerPart::All { all, .. } => {
+                let count = now.tasks.get(all).map_or(0, Vec::len);
+                let count = u32::try_from(count).unwrap_or(u32::MAX);
+                (0..count).find(|n| moved(all, *n, false)).map(|n| (all.as_str(), n))
+            }
+        });
+        each.next()
+    }
+
     /// The files with these addresses, by path. A path that leaves the pod's home, and a variable that is no name, is left
     /// out.
     #[must_use]
@@ -168,10 +246,9 @@ impl PeersStanza {
         let files = self.files.iter().filter(|(path, _)| is_path(path)).take(MOST_PEER_FILES);
         let mut files: BTreeMap<String, String> =
             files.map(|(path, parts)| (path.clone(), written(parts, peers))).collect();
-        let variables = self.variables.iter().filter(|(name, _)| is_name(name));
-        let variables: String = variables
-            .map(|(name, parts)| format!("{name}={}\n", quoted(&written(parts, peers))))
-            .collect();
+        let variables = self.values(peers).into_iter();
+        let variables: String =
+            variables.map(|(name, value)| format!("{name}={}\n", quoted(&value))).collect();
         if !variables.is_empty() {
             files.insert(VARIABLES_FILE.to_owned(), variables);
         }
@@ -237,6 +314,7 @@ mod tests {
                 vec![PeerPart::text("it's"), PeerPart::one("w", 0, PeerForm::Host)],
             )]
             .into(),
+            on_change: None,
         };
         let files = stanza.rendered(&peers);
         assert_eq!(files["hosts"], "10.0.0.1\n[fe80::1%eth0]\n");
@@ -251,9 +329,59 @@ mod tests {
         let stanza = PeersStanza {
             files: paths.map(|path| (path.to_owned(), text())).into(),
             variables: names.map(|name| (name.to_owned(), text())).into(),
+            on_change: None,
         };
         let files = stanza.rendered(&PeersRecord::default());
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a/b", VARIABLES_FILE]);
         assert_eq!(files[VARIABLES_FILE], "A_1='t'\n");
+    }
+
+    #[test]
+    fn change_is_a_word_or_a_known_signal() {
+        for signal in PeerSignal::ALL {
+            let change = PeerChange::Signal(signal);
+            let text = serde_json::to_string(&change).unwrap();
+            assert_eq!(text, format!(r#"{{"signal":"{}"}}"#, signal.name()));
+            assert_eq!(serde_json::from_str::<PeerChange>(&text).unwrap(), change);
+            assert_eq!(PeerSignal::of(signal.name()), Some(signal));
+            assert_eq!(PeerSignal::of(&format!("SIG{}", signal.name())), Some(signal));
+        }
+        assert_eq!(serde_json::to_string(&PeerChange::Restart).unwrap(), r#""restart""#);
+        for name in ["KILL", "TERM", "hup", "", "SIG", "SIGSIGHUP", "1"] {
+            assert_eq!(PeerSignal::of(name), None, "{name}");
+        }
+        assert!(serde_json::from_str::<PeerChange>(r#"{"signal":"KILL"}"#).is_err());
+    }
+
+    #[test]
+    fn member_has_moved_that_had_another_address() {
+        let all = vec![PeerPart::all("w", PeersForm::Hosts)];
+        let one = vec![PeerPart::text("x"), PeerPart::one("w", 1, PeerForm::Host)];
+        let stanza = |parts: Vec<PeerPart>| PeersStanza {
+            files: [("hosts".to_owned(), parts)].into(),
+            ..PeersStanza::default()
+        };
+        let other = vec![PeerPart::all("v", PeersForm::Hosts)];
+        let (a, b, c) = (Some("a"), Some("b"), Some("c"));
+        for (before, now, of_all, of_one) in [
+            (vec![a, b], vec![a, b], None, None),
+            (vec![a, b], vec![a, c], Some(1), Some(1)),
+            (vec![a, b], vec![c, b], Some(0), None),
+            (vec![a, b], vec![a, None], None, None),
+            (vec![a, None], vec![a, b], None, Some(1)),
+            (vec![a], vec![a, b], None, Some(1)),
+            (vec![a, b], vec![a], None, None),
+            (vec![a, b, c], vec![a, b], None, None),
+        ] {
+            let (before, now) = (peers(&before), peers(&now));
+            let index = |parts: &Vec<PeerPart>| {
+                stanza(parts.clone()).moved(&before, &now).map(|(_, index)| index)
+            };
+            assert_eq!([index(&all), index(&one)], [of_all, of_one], "{before:?} {now:?}");
+            assert_eq!(index(&other), None);
+        }
+        let mut port = peers(&[a, b]);
+        port.tasks.get_mut("w").unwrap()[0].as_mut().unwrap().port = Some(8);
+        assert_eq!(stanza(all).moved(&peers(&[a, b]), &port), Some(("w", 0)));
     }
 }

@@ -203,6 +203,16 @@ pub enum FoundProcess {
     Nothing,
 }
 
+/// What came of a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signalled {
+    Sent,
+    /// The process neither handles nor blocks it: it would be ended by it, or not notice it. Nothing was sent.
+    Unhandled,
+    /// The process has ended.
+    Gone,
+}
+
 /// Runs processes. Each process has its own directory below the agent's data directory.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
@@ -220,6 +230,9 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Sends the stop signal. Kills the process and its group if it still runs after `grace`.
     async fn stop(&self, running: &Started, signal: &str, grace: Duration);
+
+    /// Sends a signal to the process alone, not to its group, if it handles the signal. Waits for nothing.
+    async fn signal(&self, running: &Started, signal: &str) -> Signalled;
 
     /// Runs a health check once, for a process that was started with `launch`. A command of a check runs as that
     /// process does, in the launch's directory. Returns the result and a message for the pod's status.

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::driver::{ProcessExit, StartFailure, Started};
 use super::intended::NodeIntents;
+use super::peer_change::PeersSignalled;
 use super::peers::PeersRead;
 use super::proof::{ProofVerdict, ReportBasis};
 use super::report::PodReport;
@@ -96,6 +97,8 @@ pub(super) enum AgentEvent {
     PeersListed(Option<PeersRead>),
     /// Files of a pod, whose intent had this hash, were written for a record, or why not.
     PeersWritten { pod: PodId, hash: u64, record: Arc<PeersRecord>, written: Result<(), String> },
+    /// What came of a signal that tells a process of its peers.
+    PeersSignalled { pod: PodId, launchable: String, told: PeersSignalled },
     /// Somebody asks for the state.
     Measure(oneshot::Sender<AgentGauges>),
 }

@@ -28,7 +28,14 @@ impl PodTask {
         let program = |why: String| StartFailure::Program(why);
         let spec = self.spec.clone().map_err(program)?;
         let process = self.process_spec(name).cloned();
-        let process = process.ok_or_else(|| program("the launchable is no process".to_owned()))?;
+        let mut process =
+            process.ok_or_else(|| program("the launchable is no process".to_owned()))?;
+        let told = self.peer_variables(name);
+        for (name, value) in &mut process.env.list {
+            if let Some(told) = told.get(name) {
+                value.clone_from(told);
+            }
+        }
         let (attempt, restarts) = self.next_start(name);
         let mut notes = self.notes_of(name, &spec, &process);
         let limited = cgroup::make(&settings.name, &self.id, &spec.limits);

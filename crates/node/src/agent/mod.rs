@@ -22,6 +22,7 @@
 //! | [`restart`], [`report`] | pure: restart pauses, operations of a report |
 //! | `launch` | what a process is started with |
 //! | `peers` | files that tell members of jobs where their peers are |
+//! | `peer_change` | signals and restarts of members whose peers have moved: pure decision, and what they know |
 //! | [`driver`], [`process`] | trait that runs processes; its implementation on this machine |
 //! | [`state`], [`logs`], [`cgroup`] | files: the data directory, pod logs, limits |
 //! | [`log_position`], [`log_starts`] | places in a log that is rotated; where the output of each start begins |
@@ -51,6 +52,7 @@ pub mod log_position;
 pub mod log_starts;
 pub mod logs;
 pub mod metrics;
+mod peer_change;
 mod peers;
 pub mod plan;
 mod pod;

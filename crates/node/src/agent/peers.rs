@@ -2,7 +2,8 @@
 //!
 //! The agent reads `rcfarm/peers/<node>/` with one blocking query, and only while a pod of it has `peers` in its
 //! manifest. The first start of such a pod waits until its files are there, for at most [`LONGEST_WAIT_FOR_PEERS`]; then
-//! it starts with what its environment says. Files are replaced atomically when the record changes.
+//! it starts with what its environment says. Files are replaced atomically when the record changes. What running
+//! processes are told then: [`super::peer_change`].
 //!
 //! A home belongs to the pod's user, who may put links there. So the directories above a file are opened one after the
 //! other without following links, and the file is made and renamed inside the last one.
@@ -148,9 +149,23 @@ impl PodPeers {
         }
     }
 
-    /// Until when no process is started.
+    /// Until when no process is started. Where processes are told of changes, each is started with files that nobody
+    /// writes meanwhile, so that it is known what it has read.
     pub(super) fn waits_until(&self) -> Duration {
-        if self.tried.is_some() { Duration::ZERO } else { self.waits_until }
+        match self.tried {
+            _ if self.is_writing && self.stanza.on_change.is_some() => Duration::MAX,
+            Some(_) => Duration::ZERO,
+            None => self.waits_until,
+        }
+    }
+
+    pub(super) fn stanza(&self) -> &Arc<PeersStanza> {
+        &self.stanza
+    }
+
+    /// The record that the files show. `None`: they are not there, or are being written.
+    pub(super) fn shown(&self) -> Option<&Arc<PeersRecord>> {
+        self.tried.as_ref().filter(|_| self.problem.is_none() && !self.is_writing)
     }
 
     /// Whether the files are there.
@@ -163,6 +178,7 @@ impl NodePods {
     /// Writes files that are due, and waits for the next change of the records while a pod has such files.
     pub(super) fn follow_peers(&mut self, watch: &mut PeersWatch) {
         self.write_peers(watch);
+        self.tell_peers();
         let is_needed = self.by_id.values().any(PodTask::follows_peers);
         let read = watch.read(is_needed, &self.env, &self.settings.name, &self.events);
         if let Some(read) = read {
@@ -252,6 +268,7 @@ impl PodTask {
         if !self.follows_peers() {
             return false;
         }
+        let holds_files = self.holds_files();
         let (Some(peers), Some((job, uid))) = (&mut self.peers, &self.intended.job) else {
             return false;
         };
@@ -259,7 +276,8 @@ impl PodTask {
         if let Some(record) = record {
             peers.wanted = Some(record.clone());
         }
-        peers.wanted.is_some() && peers.wanted != peers.tried && !peers.is_writing
+        let is_held = holds_files && peers.stanza.on_change.is_some();
+        peers.wanted.is_some() && peers.wanted != peers.tried && !peers.is_writing && !is_held
     }
 }
 

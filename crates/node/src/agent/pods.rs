@@ -236,6 +236,7 @@ impl NodePods {
         let has_foreign_files = has_foreign_files && !self.forget_files(id);
         let Some(pod) = self.by_id.get_mut(id) else { return };
         pod.has_foreign_files = has_foreign_files;
+        let known = pod.knows_at_start(name);
         let launch = match has_foreign_files {
             true => Err("files of an earlier pod of this id cannot be deleted".into()),
             false => pod.launch(name, &self.settings, &self.data),
@@ -252,7 +253,8 @@ impl NodePods {
             let started = match launch {
                 Ok(launch) => {
                     let user = launch.run_as;
-                    match prepare(&data, &pod, &stored, spec.as_ref(), user, &node) {
+                    let prepared = prepare(&data, &pod, &stored, spec.as_ref(), user, &node);
+                    match prepared.and_then(|()| known.map_or(Ok(()), |known| known.store(&dir))) {
                         Ok(()) => driver.start(&dir, &launch).await,
                         Err(why) => Err(StartFailure::Node(why)),
                     }

@@ -10,18 +10,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
+};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::driver::{Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started, signal};
+use super::driver::{
+    Driver, FoundProcess, Launch, ProcessExit, Signalled, StartFailure, Started, signal,
+};
 use super::health;
 use super::health_check::HealthCheck;
 use super::log_starts;
 use super::state;
-use crate::procfs::{boot_id, gone, is_alive};
+use crate::procfs::{boot_id, gone, handles, is_alive};
 use crate::shim::ShimMessage;
 use rcfarm_api::node::Health;
 use rcfarm_store::time::{Clock, SystemClock};
@@ -180,6 +184,25 @@ impl Driver for ProcessDriver {
         if ended.is_err() && is_alive(running.pid, running.start_ticks) {
             let _ = kill_process_group(group, Signal::KILL);
         }
+    }
+
+    async fn signal(&self, running: &Started, name: &str) -> Signalled {
+        let (signal, Some(pid)) = (signal(name), Pid::from_raw(running.pid)) else {
+            return Signalled::Gone;
+        };
+        // Opened before it is known to be the process: until then the pid may be reused.
+        let process = pidfd_open(pid, PidfdFlags::empty());
+        if !is_alive(running.pid, running.start_ticks) {
+            return Signalled::Gone;
+        }
+        if !handles(running.pid, signal) {
+            return Signalled::Unhandled;
+        }
+        let sent = match process {
+            Ok(process) => pidfd_send_signal(process, signal),
+            Err(_) => kill_process(pid, signal),
+        };
+        if sent.is_ok() { Signalled::Sent } else { Signalled::Gone }
     }
 
     async fn check_health(&self, health_check: &HealthCheck, launch: &Launch) -> (Health, String) {

@@ -261,6 +261,9 @@ impl AgentLoop {
             AgentEvent::PeersWritten { pod, hash, record, written } => {
                 self.pods.peers_written(&pod, hash, record, written);
             }
+            AgentEvent::PeersSignalled { pod, launchable, told } => {
+                self.pods.catching(&pod, |pods| pods.peers_told(&pod, &launchable, &told));
+            }
             AgentEvent::Reported(outcome, sent) => {
                 let result = self.reporter.finished(outcome, sent, &self.pods.by_id);
                 self.note_reported();

@@ -11,7 +11,7 @@
 //! | `pods/<pod>/pod.json` | [`StoredPod`]: what was last intended |
 //! | `pods/<pod>/config.yaml` | its configuration |
 //! | `pods/<pod>/payload.data` | its payload |
-//! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`]; `starts.json`: [`super::log_starts`] |
+//! | `pods/<pod>/<launchable>/` | `launch.json`, `running.json`, `exit.json`, `lock`: see [`crate::shim`]; `starts.json`: [`super::log_starts`]; `peers.json`: what its process knows of its peers |
 //! | `pods/<pod>/<launchable>.log` | its output, and `.log.1` … |
 //! | `ended/<pod>/<uid>.<attempt>/` | logs of a job's pod that is gone: see [`super::ended_logs`] |
 //! | `work/<pod>/home/` | home of a pod with another user than the agent, which owns it |
@@ -40,6 +40,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::peer_change::KNOWN_PEERS;
 use super::users::UserIds;
 use rcfarm_api::ids::{PodId, RcId, SessionId, check_segment};
 use rcfarm_api::node::status::IntentIndex;
@@ -330,7 +331,7 @@ impl DataDir {
     pub fn forget_starts(&self, pod: &PodId) -> io::Result<()> {
         for name in self.launchables(pod) {
             // `launch.json` last: without it, the directory is none of a launchable.
-            for record in ["running.json", "exit.json", "launch.json"] {
+            for record in ["running.json", "exit.json", KNOWN_PEERS, "launch.json"] {
                 match fs::remove_file(self.launchable(pod, &name).join(record)) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     removed => removed?,

@@ -23,7 +23,7 @@ use rcfarm::job::manifest::PodIdentity;
 use rcfarm_api::ids::{NodeName, PodId, PodRef};
 use rcfarm_api::node::Health;
 use rcfarm_node::agent::driver::{
-    Driver, FoundProcess, Launch, ProcessExit, StartFailure, Started,
+    Driver, FoundProcess, Launch, ProcessExit, Signalled, StartFailure, Started,
 };
 use rcfarm_node::agent::health_check::HealthCheck;
 use rcfarm_node::agent::state::{self, StoredPod};
@@ -354,6 +354,11 @@ impl Driver for SimMachine {
             sleep_until(now + grace).await;
             self.signalled(&mut self.lock(), running, Duration::ZERO, 9);
         }
+    }
+
+    /// Programs of a world change nothing when they are told of their peers.
+    async fn signal(&self, _: &Started, _: &str) -> Signalled {
+        Signalled::Sent
     }
 
     async fn check_health(&self, _: &HealthCheck, _: &Launch) -> (Health, String) {

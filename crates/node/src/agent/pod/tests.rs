@@ -5,6 +5,8 @@ use super::super::driver::StartFailure;
 use super::super::health_check::Thresholds;
 use super::super::test_settings;
 use super::*;
+use rcfarm_api::node::Health;
+use rcfarm_api::node::status::NodePodPhase;
 
 const NEVER: &str =
     "id: web\nlaunchables:\n  main: {launchable_type: process, command: 'true', restart: never}\n";
