@@ -183,7 +183,10 @@ impl PodTask {
             let dir = data.launchable(&id, name);
             let last = read::<Launch>(&dir.join("launch.json"));
             let attempt = last.as_ref().map_or(0, |last| last.attempt);
-            let known = is_told.then(|| KnownPeers::read(&dir, attempt)).unwrap_or_default();
+            let known = match is_told {
+                true => KnownPeers::read(&dir, attempt),
+                false => KnownPeers::default(),
+            };
             (name.clone(), PodProcess::new(state, last, known))
         };
         let processes = launchables.map(process).collect();

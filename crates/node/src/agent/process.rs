@@ -284,6 +284,20 @@ mod tests {
         assert_eq!(found, FoundProcess::Exited(exit));
     }
 
+    /// The signal would end this process, which does not handle it, or another one that has its pid.
+    #[tokio::test]
+    async fn signal_goes_to_a_process_that_handles_it_alone() {
+        let driver = ProcessDriver::new("/nowhere".into());
+        let running = of_this_process();
+        assert_eq!(driver.signal(&running, "USR2").await, Signalled::Unhandled);
+        let earlier = Started { start_ticks: running.start_ticks - 1, ..running.clone() };
+        assert_eq!(driver.signal(&earlier, "USR2").await, Signalled::Gone);
+        let kind = tokio::signal::unix::SignalKind::user_defined2();
+        let mut signals = tokio::signal::unix::signal(kind).unwrap();
+        assert_eq!(driver.signal(&running, "USR2").await, Signalled::Sent);
+        signals.recv().await.unwrap();
+    }
+
     /// In virtual time, which passes at once while the shim does nothing.
     #[tokio::test(start_paused = true)]
     async fn a_slow_start_is_waited_for() {
