@@ -90,6 +90,7 @@ fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'stat
         ),
         Plugin::TensorFlow => (&["ps", "worker", "chief", "evaluator", "port"], &[]),
         Plugin::Mpi => (&["master", "worker"], &["port"]),
+        Plugin::HcclRank => (&["master", "worker"], &[]),
     }
 }
 

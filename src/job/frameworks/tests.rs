@@ -296,6 +296,43 @@ fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
     assert_eq!(verdict(&by_task, &none_of_a), Failed, "a task without members counts, too");
 }
 
+/// `volcano.md` §3.8: from `RANK`, or masters before workers.
+#[test]
+fn hcclrank_counts_masters_before_workers() {
+    let of = |plugins: Value, env: Value| {
+        let task = |name: &str, replicas: u32| {
+            let container = json!({"name": "c", "command": ["x"], "env": env});
+            let template = json!({"spec": {"restartPolicy": "Never", "containers": [container]}});
+            json!({"name": name, "replicas": replicas, "template": template})
+        };
+        let tasks = [task("master", 2), task("worker", 3), task("other", 1)];
+        job(json!({"spec": {"plugins": plugins, "tasks": tasks}}))
+    };
+    let rank = |job: &JobSpec, task: &str, index: u32| {
+        let all = environment(job, task, index, "");
+        let own = all.into_iter().find(|(name, _)| name == "RCFARM_HCCL_RANK_INDEX");
+        own.map(|(_, value)| value)
+    };
+    let cases = [("master", 0, "0"), ("master", 1, "1"), ("worker", 0, "2"), ("worker", 2, "4")];
+    let plain = of(json!({"hcclrank": []}), json!([]));
+    for (task, index, wanted) in cases {
+        assert_eq!(rank(&plain, task, index).as_deref(), Some(wanted), "{task}-{index}");
+    }
+    assert_eq!(rank(&plain, "other", 0), None);
+    let named = of(json!({"hcclrank": ["--master=other", "--worker=master"]}), json!([]));
+    assert_eq!(rank(&named, "other", 0).as_deref(), Some("0"));
+    assert_eq!(rank(&named, "master", 1).as_deref(), Some("2"));
+    assert_eq!(rank(&named, "worker", 0), None);
+    let given = of(json!({"hcclrank": []}), json!([{"name": "RANK", "value": "7"}]));
+    assert_eq!(rank(&given, "other", 0).as_deref(), Some("7"));
+    // The pytorch plugin's rank replaces the container's own, and its second master has the rank 0, too.
+    let torch = json!({"hcclrank": [], "pytorch": []});
+    let torch = of(torch, json!([{"name": "RANK", "value": "7"}]));
+    assert_eq!(rank(&torch, "worker", 1).as_deref(), Some("2"));
+    assert_eq!(rank(&torch, "master", 1).as_deref(), Some("0"));
+    assert_eq!(rank(&of(json!({}), json!([])), "master", 0), None);
+}
+
 /// `kubeflow.md` §2.3
 #[test]
 fn tensorflows_chief_or_workers_decide() {

@@ -87,6 +87,10 @@ impl Operator for Volcano {
         if let Some(arguments) = plugins.get(&Plugin::Mpi) {
             env.extend(mpi_host(cluster, slot, arguments));
         }
+        // After pytorch, whose rank it takes.
+        if let Some(arguments) = plugins.get(&Plugin::HcclRank) {
+            env.extend(hccl_rank(cluster.job, slot, arguments, &env));
+        }
         env
     }
 
@@ -269,6 +273,35 @@ fn tf_parts(job: &JobSpec, slot: &Slot, arguments: &[String]) -> Option<Vec<Peer
     let task = format!(r#"}},"task":{{"type":{},"index":{}}}}}"#, json!(own), slot.index);
     parts.push(PeerPart::text(task));
     Some(parts)
+}
+
+/// The rank that Volcano writes to the annotation `hccl/rankIndex`: the `RANK` of the pytorch plugin or of a container,
+/// otherwise the masters first.
+fn hccl_rank(
+    job: &JobSpec,
+    slot: &Slot,
+    arguments: &[String],
+    injected: &[Variable],
+) -> Option<Variable> {
+    let task = |role| job.task(argument(arguments, role).unwrap_or(role));
+    let is_rank = |name: &str| name == "RANK";
+    let given = injected.iter().find(|one| is_rank(&one.name)).map(|one| one.value.clone());
+    let own = || {
+        let containers = job.task(&slot.task)?.template.containers.iter();
+        let mut variables = containers.flat_map(|container| &container.env);
+        variables.find(|(name, _)| is_rank(name)).map(|(_, value)| value.clone())
+    };
+    let by_role = || {
+        let master = task("master");
+        let masters = master.map_or(0, |master| master.replicas);
+        let is_own = |task: Option<&JobTask>| task.is_some_and(|task| task.name == slot.task);
+        match is_own(master) {
+            true => Some(slot.index.to_string()),
+            false => is_own(task("worker")).then(|| (masters + slot.index).to_string()),
+        }
+    };
+    let rank = given.or_else(own).or_else(by_role)?;
+    Some(everywhere("RCFARM_HCCL_RANK_INDEX", rank))
 }
 
 fn mpi_host(cluster: &Cluster<'_>, slot: &Slot, arguments: &[String]) -> Option<Variable> {

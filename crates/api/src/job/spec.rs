@@ -345,16 +345,19 @@ pub enum Plugin {
     TensorFlow,
     /// `MPI_HOST`.
     Mpi,
+    /// The member's rank for Huawei's collective communication library.
+    HcclRank,
 }
 
 impl Plugin {
     /// All, by name.
-    pub const ALL: [(&str, Plugin); 5] = [
+    pub const ALL: [(&str, Plugin); 6] = [
         ("env", Plugin::Env),
         ("svc", Plugin::Svc),
         ("pytorch", Plugin::PyTorch),
         ("tensorflow", Plugin::TensorFlow),
         ("mpi", Plugin::Mpi),
+        ("hcclrank", Plugin::HcclRank),
     ];
 }
 
