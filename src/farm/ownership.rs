@@ -199,13 +199,14 @@ impl FarmLoop<'_> {
                 statuses: state.statuses.clone(),
                 metrics: RecordMetrics::new(self.farm.metrics.clone(), state.spec.name, id.clone()),
             };
-            let child = RecordTask {
+            // Boxed: a future may hold a value that it takes several times, and there are ten thousand of these.
+            let child = Box::new(RecordTask {
                 kind: state.kind.clone(),
                 claimed,
                 handle: handle.clone(),
                 permits: state.permits.clone(),
                 ids: self.farm.env.ids.fork(),
-            };
+            });
             let name = id.clone();
             let task = async move { (n, name, child.run().await) };
             e.tasks.spawn(failpoints::task(task.instrument(tracing::Span::current())));

@@ -81,7 +81,7 @@ impl Attempt {
 impl RecordTask {
     /// Runs until stopped or until the claim is lost. A call of the controller may be dropped halfway: all that it sent
     /// is fenced.
-    pub async fn run(self) -> TaskExit {
+    pub async fn run(self: Box<Self>) -> TaskExit {
         let mut controller = self.kind.controller(self.claimed.clone());
         let (mut failures, mut store_failures) = (0, 0);
         loop {
