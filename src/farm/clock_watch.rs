@@ -1,7 +1,7 @@
 //! Notices that the wall clock was set, or that the machine was suspended.
 //!
-//! Controllers sleep on the monotonic clock until an instant of the wall clock: a CronJob until its next run, a job until
-//! its deadline. When the two clocks part, those sleeps end at the wrong moment. Comparing them costs no request.
+//! Controllers sleep on the monotonic clock until an instant of the wall clock: a CronJob until its next run, a job
+//! until its deadline. When the two clocks part, those sleeps end at the wrong moment. Comparing them costs no request.
 
 use std::sync::Arc;
 use std::time::Duration;
