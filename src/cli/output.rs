@@ -118,7 +118,7 @@ const FAILED: [&str; 37] = [
     "unreadable",
 ];
 /// Words that mean that something is not as it should be, or not yet.
-const UNFINISHED: [&str; 53] = [
+const UNFINISHED: [&str; 55] = [
     "Aborting",
     "BackedOff",
     "BehindInQueue",
@@ -133,7 +133,9 @@ const UNFINISHED: [&str; 53] = [
     "InsufficientCapacity",
     "InsufficientNodes",
     "JobAlreadyActive",
+    "JobMoves",
     "JobNameTaken",
+    "JobRuns",
     "LockHeld",
     "MembersLost",
     "MembersUnplaced",

@@ -42,7 +42,7 @@ pub struct AgentModel {
     pub intents: BTreeMap<PodRef, Timeline<IntendedPod>>,
     pub statuses: BTreeMap<PodRef, PodStatus>,
     pub realities: BTreeMap<PodRef, Bytes>,
-    /// Places whose intent or status is what a snapshot restored: their agents have not reported since.
+    /// Places of pods from before a snapshot was restored: their agents have not reported since.
     unreported: BTreeSet<PodRef>,
 }
 
@@ -101,8 +101,7 @@ impl AgentModel {
         for entry in tables.kv.list("") {
             self.set(at, &entry.key, Some(entry), true);
         }
-        let intended = self.intents.keys().filter(|place| self.intended(place).is_some());
-        self.unreported = self.statuses.keys().chain(intended).cloned().collect();
+        self.unreported = self.statuses.keys().chain(self.intents.keys()).cloned().collect();
     }
 
     fn set(
