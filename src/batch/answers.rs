@@ -1,7 +1,7 @@
 //! What a scheduler over HTTP has said about gangs, until it is asked again. Pure.
 //!
 //! An answer is about one gang as it was asked for: a changed group is asked about anew. Nodes count for one pass, since
-//! they may be in use by the next one. A refusal holds for a minute: it also bounds how often a server is asked
+//! they may be in use by the next one. A refusal holds for 2 s: it also bounds how often a server is asked
 //! about a group that waits.
 
 use std::collections::BTreeMap;
