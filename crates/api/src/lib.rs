@@ -45,4 +45,4 @@ pub use index::Index;
 pub use jiff::Timestamp;
 pub use resource_list::ResourceList;
 pub use slots::Slots;
-pub use stored::Stored;
+pub use stored::{Stored, from_object};

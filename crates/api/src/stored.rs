@@ -32,11 +32,18 @@ pub trait Stored: Serialize + DeserializeOwned {
 
 fn decode_with_path<T: DeserializeOwned>(value: &[u8], page: &str) -> Result<T, FieldError> {
     let fix = format!("compare with {page}");
-    let object = object(value, &fix)?;
+    from_object(object(value, &fix)?, &fix)
+}
+
+/// Reads a type from a JSON object.
+///
+/// # Errors
+/// [`FieldError`] with the path of the first field that has the wrong shape, and `fix`.
+pub fn from_object<T: DeserializeOwned>(object: Value, fix: &str) -> Result<T, FieldError> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let path = error.path().to_string();
         let path = if path == "." { FieldError::WHOLE.to_owned() } else { path };
-        FieldError::new(path, error.into_inner().to_string(), fix.clone())
+        FieldError::new(path, error.into_inner().to_string(), fix)
     })
 }
 

@@ -215,6 +215,32 @@ fn no_seed_of_cells_finds_a_violation() {
     run_all(Scenario::Cells, CELL_SEEDS);
 }
 
+/// Consul comes back empty under agents: no pod is stopped, whatever is lost and late of single requests. `A1_TRIALS`: how
+/// often each schedule is played, with other chances each time; 10 unless set.
+#[test]
+fn emptied_consul_stops_no_pod_by_any_chance() {
+    let given = std::env::var("A1_TRIALS").ok();
+    let trials: u64 = given.map_or(10, |text| text.parse().expect("A1_TRIALS is a number"));
+    let mut of_loss = schedules();
+    of_loss.retain(|(name, _)| name.starts_with("32-agent-lost-"));
+    assert_eq!(of_loss.len(), 4);
+    let next = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Ordering::SeqCst);
+                    let Some((name, schedule)) = of_loss.get((n / trials) as usize) else { return };
+                    let chance = (n % trials + 1) * 7919;
+                    let schedule = Schedule { chance, ..schedule.clone() };
+                    let report = run_schedule(schedule, &Options::default());
+                    assert_eq!(report.violation, None, "{name} with the chance {chance}");
+                }
+            });
+        }
+    });
+}
+
 /// Seeds that no run has tried before, so that the program cannot be fitted to the fixed ones.
 #[test]
 fn no_fresh_seed_finds_a_violation() {

@@ -17,13 +17,13 @@ use crate::cli::failure::failure;
 use crate::cli::wanted::{
     AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, wrong,
 };
-use rcfarm_api::Stored;
 use rcfarm_api::ids::{PodId, RcId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::labels::{Labels, Selector, decode_labels};
 use rcfarm_api::manifest::Manifest;
 use rcfarm_api::rc::spec::{POD_ID, RC_ID, RcRecord, RcSpec, RcStrategy, check_count};
 use rcfarm_api::rc::update::UpdateOrder;
+use rcfarm_api::{Stored, from_object};
 use rcfarm_node::spec::check_new;
 
 /// An entry of `replication_controllers`.
@@ -60,7 +60,7 @@ impl DescribedRc {
     /// The controllers of a document.
     pub(in crate::cli) fn list(at: &str, document: Value) -> anyhow::Result<Vec<DescribedRc>> {
         let document: Document =
-            serde_json::from_value(document).map_err(|error| wrong(at, error.to_string()))?;
+            from_object(document, "").map_err(|error| wrong(at, error.to_string()))?;
         let all = document.replication_controllers.into_iter().enumerate();
         all.map(|(n, fields)| Self::new(format!("{at}: replication_controllers[{n}]"), fields))
             .collect()

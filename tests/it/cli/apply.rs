@@ -207,6 +207,7 @@ async fn one_wrong_object_keeps_all_of_them_from_being_applied() {
         ("job", JOB.replace("queue: below", "queue: none"), "spec.queue"),
         ("rc", RCS.replace("replicas: 2", "replicas: -2"), "replicas"),
         ("field", RCS.replace("replicas: 2", "replicas: 2\n    replica: 3"), "replica"),
+        ("shape", RCS.replace("replicas: 2", "replicas: many"), "[0].replicas: invalid type"),
         ("label", RCS.replace("'1'", "'x'"), "min_health"),
         ("typo", RCS.replace("command:", "comand:"), "comand"),
         ("twice", format!("{RCS}---\n{RCS}"), "twice"),
