@@ -68,7 +68,7 @@ impl GangAnswers {
         known.map(|known| &known.answer)
     }
 
-    /// Takes an answer.
+    /// Keeps an answer for as long as it counts.
     pub fn note(
         &mut self,
         ask: GangAsk,

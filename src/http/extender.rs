@@ -40,7 +40,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOT_BOUND: &str =
     "farms place the pods of their own jobs, and keep no cells for pods of Kubernetes";
 
-/// The routes.
+/// `POST /v1/extender/filter`, `preempt` and `bind`.
 pub(super) fn routes() -> Router<InspectedCells> {
     Router::new()
         .route("/v1/extender/filter", post(filter).fallback(not_implemented))

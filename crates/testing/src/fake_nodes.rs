@@ -32,7 +32,7 @@ pub struct NodeTimes {
 }
 
 impl NodeTimes {
-    /// Those of tests.
+    /// Short enough that a test in virtual time sees each change at once.
     const TESTS: NodeTimes =
         NodeTimes { acts_every: Duration::from_millis(100), between_reads: Duration::ZERO };
 }

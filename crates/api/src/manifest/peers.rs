@@ -45,7 +45,7 @@ pub enum PeerSignal {
 }
 
 impl PeerSignal {
-    /// All of them.
+    /// The signals that `rcfarm/on-peer-change` may name.
     pub const ALL: [PeerSignal; 4] =
         [PeerSignal::Hup, PeerSignal::Usr1, PeerSignal::Usr2, PeerSignal::Winch];
 
@@ -124,7 +124,7 @@ pub enum PeerForm {
 }
 
 impl PeerPart {
-    /// A text.
+    /// A text that is written as it is.
     pub fn text(text: impl Into<String>) -> PeerPart {
         PeerPart::Text(text.into())
     }
@@ -135,7 +135,7 @@ impl PeerPart {
         PeerPart::All { all: task.to_owned(), form }
     }
 
-    /// A member.
+    /// The address of the member `index` of a task; nothing while it has no node.
     #[must_use]
     pub fn one(task: &str, index: u32, form: PeerForm) -> PeerPart {
         PeerPart::One { one: task.to_owned(), index, form }

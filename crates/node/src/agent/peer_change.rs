@@ -107,7 +107,7 @@ enum PeerStep {
     /// It knows the addresses; that is to be stored.
     Note,
     Signal(PeerSignal),
-    /// For a reason.
+    /// The text says which address has changed.
     Restart(String),
 }
 

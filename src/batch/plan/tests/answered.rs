@@ -42,8 +42,8 @@ fn placed(sched: &TestScheduler, name: &str) -> Vec<String> {
     placed.map(|(_, _, node)| node.to_string()).collect()
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_gang_is_placed_where_the_scheduler_says() {
+#[test]
+fn a_gang_is_placed_where_the_scheduler_says() {
     let mut sched = asking(&["cpu=4", "cpu=4", "cpu=4"]);
     sched.group("a", gang(2));
     let plan = sched.run();
@@ -55,8 +55,8 @@ async fn a_gang_is_placed_where_the_scheduler_says() {
     assert!(plan.asks.is_empty());
 }
 
-#[tokio::test(start_paused = true)]
-async fn answers_that_cannot_be_used_name_what_is_wrong() {
+#[test]
+fn answers_that_cannot_be_used_name_what_is_wrong() {
     let mut sched = asking(&["cpu=4", "cpu=1"]);
     sched.group("a", gang(2));
     for (given, why) in [
@@ -78,8 +78,8 @@ async fn answers_that_cannot_be_used_name_what_is_wrong() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_node_that_went_unfit_after_the_answer_is_refused() {
+#[test]
+fn a_node_that_went_unfit_after_the_answer_is_refused() {
     let mut sched = asking(&["cpu=4", "cpu=4"]);
     sched.group("a", gang(1));
     let asks = sched.run().asks;
@@ -90,8 +90,8 @@ async fn a_node_that_went_unfit_after_the_answer_is_refused() {
     assert!(sched.status("a").message.contains("n1 is not eligible"));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_scheduler_without_gangs_leaves_them_to_the_farm() {
+#[test]
+fn a_scheduler_without_gangs_leaves_them_to_the_farm() {
     let mut sched = asking(&["cpu=4"]);
     sched.group("a", gang(2));
     let asks = sched.run().asks;
@@ -101,8 +101,8 @@ async fn a_scheduler_without_gangs_leaves_them_to_the_farm() {
     assert_eq!((placed(&sched, "a").len(), placed(&sched, "b").len(), asks.len()), (2, 1, 0));
 }
 
-#[tokio::test(start_paused = true)]
-async fn fewer_members_are_asked_for_once_all_have_no_place() {
+#[test]
+fn fewer_members_are_asked_for_once_all_have_no_place() {
     let mut sched = asking(&["cpu=4"]);
     let mut spec = gang(6);
     spec["minMember"] = json!(2);
@@ -119,8 +119,8 @@ async fn fewer_members_are_asked_for_once_all_have_no_place() {
     assert!(placed(&sched, "a").len() >= 2);
 }
 
-#[tokio::test(start_paused = true)]
-async fn in_a_fifo_queue_nobody_overtakes_a_gang_that_is_asked_about() {
+#[test]
+fn in_a_fifo_queue_nobody_overtakes_a_gang_that_is_asked_about() {
     let mut sched = asking(&["cpu=4", "cpu=4"]);
     sched.queue("default", json!({"dequeueStrategy": "fifo"}));
     sched.group("a", gang(1));
