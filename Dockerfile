@@ -3,6 +3,8 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY crates crates
+# The commit, which the audit log and `rcfarm version` then name.
+ARG RCFARM_BUILD=
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --bin rcfarm && cp target/release/rcfarm /usr/local/bin/
 

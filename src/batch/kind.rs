@@ -58,13 +58,13 @@ pub fn spec() -> KindSpec {
                 title: "schedulers",
                 prefix: key::schedulers(),
                 check: check_scheduler,
-                remedy: "correct or delete them: consul kv",
+                remedy: "correct or delete them: rcfarm queue scheduler list",
             },
             RecordCheck {
                 title: "pod groups",
                 prefix: key::pod_groups(),
                 check: check_group,
-                remedy: "correct or delete them: consul kv",
+                remedy: "correct or delete them: rcfarm queue group list",
             },
             RecordCheck {
                 title: "queues",

@@ -18,6 +18,7 @@ use super::flow::kind::{JOB_FLOW, JOB_TEMPLATE};
 use super::job::apply::{DescribedJob, WantedJob};
 use super::priority_class::apply::{DescribedClass, WantedClasses};
 use super::queue::apply::{DescribedQueue, WantedQueues};
+use super::queue::kind::{POD_GROUP, SCHEDULER};
 use super::rc::apply::{DescribedRc, WantedRc};
 use super::wanted::{AppliedObject, ApplyAction, PlannedObject, WantedObject, wrong};
 use crate::job::document;
@@ -25,7 +26,8 @@ use rcfarm_api::ids::Namespace;
 use rcfarm_store::StoreError;
 
 /// Kinds of records that are the user's own documents, in the order in which they are applied.
-const DOCUMENT_KINDS: [&DocumentKind; 3] = [&JOB_TEMPLATE, &JOB_FLOW, &CRON_JOB];
+const DOCUMENT_KINDS: [&DocumentKind; 5] =
+    [&SCHEDULER, &JOB_TEMPLATE, &JOB_FLOW, &CRON_JOB, &POD_GROUP];
 /// Space for the audit record and the framing of a transaction.
 const AUDIT_BYTES: usize = 16 * 1024;
 

@@ -70,11 +70,13 @@ enum Named {
     CronJob,
     Farm,
     Flow,
+    Group,
     Job,
     Node,
     Pod,
     PriorityClass,
     Queue,
+    Scheduler,
     Template,
     VirtualCluster,
 }
@@ -88,6 +90,8 @@ impl Named {
             "JOB" | "NS/NAME" => Named::Job,
             "CRON" => Named::CronJob,
             "FLOW" => Named::Flow,
+            "GROUP" => Named::Group,
+            "SCHEDULER" if path.first().is_some_and(|first| first == "queue") => Named::Scheduler,
             "TEMPLATE" => Named::Template,
             "NODE" => Named::Node,
             "POD" => Named::Pod,
@@ -156,12 +160,14 @@ async fn list(context: &CommandContext, named: Named) -> anyhow::Result<BTreeSet
         Named::CronJob => key::cron_jobs(),
         Named::Farm => key::farms(),
         Named::Flow => key::job_flows(),
+        Named::Group => key::pod_groups(),
         Named::Job => key::jobs(),
         Named::Node => key::nodes(),
         Named::Pod => key::pod_statuses(),
         Named::PriorityClass => key::priority_classes(),
         Named::VirtualCluster => return virtual_clusters(context).await,
         Named::Queue => key::queues(),
+        Named::Scheduler => key::schedulers(),
         Named::Template => key::job_templates(),
     };
     let keys = context.keys(&prefix).await?;
@@ -176,12 +182,14 @@ fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
     match named {
         Named::Controller => tail.parse::<RcId>().ok().map(|id| id.to_string()),
         Named::Farm => tail.parse::<FarmName>().ok().map(String::from),
-        Named::Job | Named::CronJob | Named::Flow | Named::Template => {
+        Named::Job | Named::CronJob | Named::Flow | Named::Group | Named::Template => {
             key::namespaced(prefix, key).map(String::from)
         }
         Named::Node => tail.parse::<NodeName>().ok().map(String::from),
         Named::Pod => tail.split('/').next()?.parse::<PodId>().ok().map(String::from),
-        Named::PriorityClass => tail.parse::<ObjectName>().ok().map(String::from),
+        Named::PriorityClass | Named::Scheduler => {
+            tail.parse::<ObjectName>().ok().map(String::from)
+        }
         Named::Queue => tail.parse::<QueueName>().ok().map(String::from),
         // They are in one record.
         Named::VirtualCluster => None,
@@ -237,6 +245,8 @@ mod tests {
             ("queue get", Some(Named::Queue)),
             ("cron run", Some(Named::CronJob)),
             ("flow tree", Some(Named::Flow)),
+            ("queue group get", Some(Named::Group)),
+            ("queue scheduler delete", Some(Named::Scheduler)),
             ("flow template delete a", Some(Named::Template)),
             ("audit list --job", Some(Named::Job)),
             ("audit list --rc", Some(Named::Controller)),

@@ -17,7 +17,7 @@ use super::wanted::{
 use crate::batch::queues::Queues;
 use crate::job::document::{FieldIssues, JobClass, JobQueue, name};
 use rcfarm_api::FieldError;
-use rcfarm_api::audit::{Details, RecordChange, record_hash};
+use rcfarm_api::audit::{Details, LoggedRecord, RecordChange, record_hash};
 use rcfarm_api::ids::{Namespace, Namespaced};
 use rcfarm_api::pod_group::status::PodGroupReason;
 use rcfarm_store::{Entry, Index, Key, Op};
@@ -26,21 +26,46 @@ use rcfarm_store::{Entry, Index, Key, Op};
 pub(super) struct DocumentKind {
     /// `kind` of the document.
     pub(super) kind: &'static str,
+    /// Whether its records have namespaces. The namespace of the others' names is `default`.
+    pub(super) is_namespaced: bool,
     /// Its command: `rcfarm <noun> …`.
     pub(super) noun: &'static str,
     pub(super) key: fn(&Namespaced) -> Key,
     pub(super) check: fn(&Namespaced, &Value) -> Checked,
     /// Other documents that it names; `None`: there are none.
     pub(super) references: Option<References>,
-    /// Which changes its farm refuses; `None`: it follows all.
+    /// Which changes are refused; `None`: none.
     pub(super) changes: Option<ChangeRule>,
+    /// Fields that others write into the record. They stay as they are stored, whatever the document has.
+    pub(super) kept: &'static [&'static str],
 }
 
-/// Changes of a stored document that its owner farm refuses.
+impl DocumentKind {
+    /// The name of a record of this kind, for people.
+    pub(super) fn title(&self, id: &Namespaced) -> String {
+        match self.is_namespaced {
+            true => format!("{} {id}", self.kind),
+            false => format!("{} {}", self.kind, id.name),
+        }
+    }
+
+    /// Takes the fields that others write from the stored record.
+    fn keep(&self, document: &mut Value, stored: Option<&Value>) {
+        let Some(fields) = document.as_object_mut() else { return };
+        for field in self.kept {
+            fields.remove(*field);
+            if let Some(value) = stored.and_then(|stored| stored.get(*field)) {
+                fields.insert((*field).to_owned(), value.clone());
+            }
+        }
+    }
+}
+
+/// Changes of a stored document that are refused, as by its owner farm.
 pub(super) struct ChangeRule {
-    /// Key of the status that the farm writes.
-    pub(super) status: fn(&Namespaced) -> Key,
-    /// What is wrong with a changed document, given the CreateIndex of the stored one and its status.
+    /// The key that decides, as that of the status that the farm writes.
+    pub(super) key: fn(&Namespaced) -> Key,
+    /// What is wrong with a changed document, given the CreateIndex of the stored one and the value of that key.
     pub(super) check: fn(&Namespaced, &Value, Index, &[u8]) -> Option<FieldError>,
 }
 
@@ -83,8 +108,16 @@ impl DescribedDocument {
         mut document: Value,
         within: &Namespace,
     ) -> anyhow::Result<DescribedDocument> {
-        if document.pointer("/metadata/namespace").is_none() && document["metadata"].is_object() {
-            document["metadata"]["namespace"] = json!(within);
+        let namespace = document.pointer("/metadata/namespace");
+        match kind.is_namespaced {
+            true if namespace.is_none() && document["metadata"].is_object() => {
+                document["metadata"]["namespace"] = json!(within);
+            }
+            false if namespace.is_some() => {
+                let why = format!("a {} has no namespace; leave it out", kind.kind);
+                return Err(wrong(at, format!("metadata.namespace: {why}")));
+            }
+            _ => {}
         }
         let id = name(&document).map_err(|issue| wrong(at, issue.to_string()))?;
         Ok(DescribedDocument { at: at.to_owned(), kind, id, document: as_stored(document) })
@@ -110,15 +143,18 @@ impl WantedDocument {
         problems: &mut Vec<String>,
     ) -> anyhow::Result<Vec<WantedDocument>> {
         let mut all: Vec<WantedDocument> = Vec::new();
-        for DescribedDocument { at, kind, id, document } in described {
+        for DescribedDocument { at, kind, id, mut document } in described {
             if all.iter().any(|other| other.kind.kind == kind.kind && other.id == id) {
-                return Err(wrong(&at, format!("{} {id} is there twice", kind.kind)));
+                return Err(wrong(&at, format!("{} is there twice", kind.title(&id))));
             }
             match (kind.check)(&id, &document) {
                 Ok(Accepted { warnings, queues: named, classes }) => {
                     let stored = context.get(&(kind.key)(&id)).await?;
+                    let old: Option<Value> =
+                        stored.as_ref().and_then(|e| serde_json::from_slice(&e.value).ok());
+                    kind.keep(&mut document, old.as_ref());
                     let one = WantedDocument { kind, id, document, warnings, stored };
-                    let old = one.stored_document().unwrap_or_default();
+                    let old = old.unwrap_or_default();
                     if old.pointer("/metadata/deletionTimestamp").is_some() {
                         let why = "it is being deleted; wait until it is gone";
                         problems.push(format!("{}: {why}", one.title()));
@@ -134,7 +170,7 @@ impl WantedDocument {
                     all.push(one);
                 }
                 Err(found) => {
-                    let found = found.iter().map(|issue| format!("{} {id}: {issue}", kind.kind));
+                    let found = found.iter().map(|issue| format!("{}: {issue}", kind.title(&id)));
                     problems.extend(found);
                 }
             }
@@ -181,12 +217,12 @@ impl WantedDocument {
         if self.action() == ApplyAction::Unchanged {
             return Ok(None);
         }
-        let Some(status) = context.get(&(rule.status)(&self.id)).await? else { return Ok(None) };
+        let Some(status) = context.get(&(rule.key)(&self.id)).await? else { return Ok(None) };
         Ok((rule.check)(&self.id, &self.document, stored.create_index, &status.value))
     }
 
     fn title(&self) -> String {
-        format!("{} {}", self.kind.kind, self.id)
+        self.kind.title(&self.id)
     }
 
     /// Why its jobs could never run. A queue that is closed now may be open when they are made.
@@ -211,7 +247,11 @@ impl WantedDocument {
     }
 
     fn shown(&self) -> Value {
-        json!({"name": self.id, "kind": self.kind.kind, "change": self.action()})
+        let name = match self.kind.is_namespaced {
+            true => json!(self.id),
+            false => json!(self.id.name),
+        };
+        json!({"name": name, "kind": self.kind.kind, "change": self.action()})
     }
 }
 
@@ -265,12 +305,16 @@ pub(super) async fn write(
     let index = stored.map_or(Index::ZERO, |entry| entry.modify_index);
     let key = (kind.key)(id);
     let value: Option<bytes::Bytes> = document.map(|document| document.to_string().into());
+    let hash = |value: &Bytes| match LoggedRecord::of_document(kind.kind, id.clone()) {
+        Some(record) => record.hash(value),
+        None => Some(record_hash(value)),
+    };
     let change = RecordChange {
         kind: kind.kind.to_owned(),
         record: id.clone(),
         actor: context.actor(),
         action: action.to_owned(),
-        hash: value.as_ref().map(|value| record_hash(value)),
+        hash: value.as_ref().and_then(hash),
     };
     let op = match value {
         Some(value) => Op::Cas { key, value, flags: stored.map_or(0, |entry| entry.flags), index },
@@ -278,7 +322,7 @@ pub(super) async fn write(
     };
     context.commit([op], &Details::RecordChanged(change), None).await?.map_err(|_| {
         let why =
-            format!("{} {id}: somebody changed it meanwhile; it was left as it is", kind.kind);
+            format!("{}: somebody changed it meanwhile; it was left as it is", kind.title(id));
         failure(why, "look at it, then try again")
     })?;
     Ok(())
@@ -292,7 +336,7 @@ pub(super) async fn find(
 ) -> anyhow::Result<(Entry, Value)> {
     let Some(entry) = context.get(&(kind.key)(id)).await? else {
         let hint = format!("see which there are: rcfarm {} list", kind.noun);
-        return Err(failure(format!("there is no {} {id}", kind.kind), hint));
+        return Err(failure(format!("there is no {}", kind.title(id)), hint));
     };
     let document = serde_json::from_slice(&entry.value).unwrap_or_default();
     Ok((entry, document))

@@ -100,7 +100,7 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
         DiscoveryArg::Catalog => Arc::new(CatalogDiscovery::new(env.store.clone())),
     };
     let shutdown = CancellationToken::new();
-    info!(farm = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
+    info!(farm = %settings.name, consul = clients.address(), version = rcfarm_api::VERSION,
         selector = %settings.selector, scheduler = scheduler_shown, "starting");
     let heartbeats = env.keeper.heartbeats();
     let reader: Arc<dyn Reader> = env.store.clone();

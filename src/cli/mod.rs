@@ -51,7 +51,7 @@ use terminal::ColorWhen;
 
 /// Replication controllers and batch jobs on machines that already run Consul
 #[derive(Parser)]
-#[command(name = "rcfarm", version, after_help = EXIT_CODES)]
+#[command(name = "rcfarm", version = rcfarm_api::VERSION, after_help = EXIT_CODES)]
 #[command(max_term_width = 120, arg_required_else_help = true)]
 struct Cli {
     #[command(flatten)]
@@ -241,7 +241,7 @@ async fn dispatch(cli: Cli, address: &mut Option<String>) -> anyhow::Result<CliE
             doctor::run(&context, &args, address.as_deref().unwrap_or_default()).await
         }
         Command::Version => {
-            let version = env!("CARGO_PKG_VERSION");
+            let version = rcfarm_api::VERSION;
             let shown = || format!("rcfarm {version}");
             global.output().show(&serde_json::json!({"version": version}), shown)?;
             Ok(CliExit::Ok)

@@ -135,7 +135,7 @@ pub(super) async fn run(args: NodeRunArgs, clients: DaemonClients) -> anyhow::Re
         Ok(_) => {}
     }
     let shutdown = CancellationToken::new();
-    info!(node = %settings.name, consul = clients.address(), version = env!("CARGO_PKG_VERSION"),
+    info!(node = %settings.name, consul = clients.address(), version = rcfarm_api::VERSION,
         capacity = %settings.capacity, data_dir = %settings.data_dir.display(), "starting");
     let agent = Agent::new(settings.clone(), clients.env()?, Arc::new(own_driver()?));
     if let Some(address) = &args.http {

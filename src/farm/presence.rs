@@ -51,7 +51,7 @@ impl FarmLoop<'_> {
         FarmPresence {
             session: e.epoch.session().clone(),
             selector: settings.selector.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: rcfarm_api::VERSION.to_owned(),
             since: e.since,
             claims: self
                 .states

@@ -115,7 +115,7 @@ fn register_requests(registry: &mut Registry, requests: BTreeMap<&'static str, u
 
 fn register_build(registry: &mut Registry) {
     let build = Family::<OfBuild, Gauge>::default();
-    build.get_or_create(&OfBuild { version: env!("CARGO_PKG_VERSION") }).set(1);
+    build.get_or_create(&OfBuild { version: rcfarm_api::VERSION }).set(1);
     registry.register("build_info", "1, with the version of the program", build);
 }
 
@@ -208,7 +208,7 @@ mod tests {
         });
         for line in [
             "rcfarm_claims{kind=\"rc\"} 7",
-            concat!("rcfarm_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+            &format!("rcfarm_build_info{{version=\"{}\"}} 1", rcfarm_api::VERSION),
             "rcfarm_session_open 1",
             "rcfarm_suspicious_trees 0",
             "rcfarm_session_lost_total 2",

@@ -46,3 +46,7 @@ pub use jiff::Timestamp;
 pub use resource_list::ResourceList;
 pub use slots::Slots;
 pub use stored::{Stored, from_object};
+
+/// Version of the program. After a `+` comes the build, if `RCFARM_BUILD` named one when it was compiled, such as the
+/// commit: records of the audit log then say which code decided.
+pub const VERSION: &str = env!("RCFARM_VERSION");

@@ -27,6 +27,8 @@ key_prefix "rcfarm/pod_groups/team-a/"       { policy = "read" }
 key_prefix "rcfarm/pod_group_status/team-a/" { policy = "read" }
 key_prefix "lock/rcfarm/jobs/team-a/"        { policy = "read" }
 
+# To apply PodGroups that belong to no job, "write" for rcfarm/pod_groups/team-a/.
+
 # Queues, priority classes and cells, which teams share.
 # Labels and states of pods, and which nodes serve their logs: those of other teams are seen,
 # too, because these keys begin with the pod or the node. Manifests are not seen.

@@ -1,4 +1,4 @@
-//! Other records that users write, such as CronJobs, in `rcfarm audit verify` and `acknowledge`.
+//! Other records that users write, such as CronJobs and drains, in `rcfarm audit verify` and `acknowledge`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub(super) fn differing(folded: &FoldedRecords, entries: &[Entry]) -> BTreeSet<R
         .iter()
         .filter_map(|entry| {
             let record = LoggedRecord::of_key(&entry.key)?;
-            let hash = record.hash(&entry.value);
+            let hash = record.hash(&entry.value)?;
             Some((record, hash))
         })
         .collect();

@@ -37,7 +37,7 @@ struct LogAndState {
     queue_differences: BTreeSet<QueueName>,
     jobs: BTreeMap<Namespaced, StoredJob>,
     job_differences: BTreeSet<JobDifference>,
-    /// CronJobs, flows and their templates, priority classes, cells.
+    /// CronJobs, flows and their templates, groups, schedulers, priority classes, cells, drains.
     record_differences: BTreeSet<RecordDifference>,
 }
 

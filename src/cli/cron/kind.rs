@@ -8,6 +8,7 @@ use rcfarm_api::key;
 /// CronJobs as documents.
 pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
     kind: KIND,
+    is_namespaced: true,
     noun: "cron",
     key: key::cron_job,
     check: |id, document| {
@@ -16,4 +17,5 @@ pub(in crate::cli) const CRON_JOB: DocumentKind = DocumentKind {
     },
     references: None,
     changes: None,
+    kept: &[],
 };

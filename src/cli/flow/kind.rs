@@ -15,6 +15,7 @@ use rcfarm_store::Key;
 /// JobTemplates as documents.
 pub(in crate::cli) const JOB_TEMPLATE: DocumentKind = DocumentKind {
     kind: TEMPLATE_KIND,
+    is_namespaced: true,
     noun: "flow template",
     key: key::job_template,
     check: |id, document| {
@@ -23,11 +24,13 @@ pub(in crate::cli) const JOB_TEMPLATE: DocumentKind = DocumentKind {
     },
     references: None,
     changes: None,
+    kept: &[],
 };
 
 /// JobFlows as documents.
 pub(in crate::cli) const JOB_FLOW: DocumentKind = DocumentKind {
     kind: KIND,
+    is_namespaced: true,
     noun: "flow",
     key: key::job_flow,
     check: |id, document| {
@@ -37,7 +40,8 @@ pub(in crate::cli) const JOB_FLOW: DocumentKind = DocumentKind {
         Ok(Accepted { queues: queues.collect(), classes: classes.collect(), warnings })
     },
     references: Some(References { keys: templates_of, check: check_steps }),
-    changes: Some(ChangeRule { status: key::job_flow_status, check: check_change }),
+    changes: Some(ChangeRule { key: key::job_flow_status, check: check_change }),
+    kept: &[],
 };
 
 /// A flow that has begun follows some changes only.

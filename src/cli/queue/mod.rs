@@ -2,6 +2,9 @@
 
 pub(in crate::cli) mod apply;
 mod change;
+mod groups;
+pub(in crate::cli) mod kind;
+mod schedulers;
 mod show;
 pub(in crate::cli) mod snapshot;
 
@@ -29,6 +32,10 @@ pub enum QueueCommand {
     /// Delete a queue that is empty
     #[command(visible_alias = "rm")]
     Delete(QueueArgs),
+    #[command(subcommand)]
+    Group(groups::GroupCommand),
+    #[command(subcommand)]
+    Scheduler(schedulers::SchedulerCommand),
 }
 
 #[derive(clap::Args)]
@@ -50,5 +57,7 @@ pub(super) async fn run(
         QueueCommand::Open(args) => change::set_state(context, &args.queue, Desired::Open).await,
         QueueCommand::Close(args) => change::set_state(context, &args.queue, Desired::Closed).await,
         QueueCommand::Delete(args) => change::delete(context, &args.queue).await,
+        QueueCommand::Group(command) => groups::run(context, command).await,
+        QueueCommand::Scheduler(command) => schedulers::run(context, command).await,
     }
 }

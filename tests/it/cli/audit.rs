@@ -216,7 +216,7 @@ async fn records_say_what_caused_them_and_with_which_code() {
     until("it is repaired", async || cluster.get("intent/n1/web").await.is_some()).await;
     let log = cluster.json(&["audit", "list", "--rc", &id]).await;
     let causes: Vec<_> = log.as_array().unwrap().iter().map(|r| &r["record"]["cause"]).collect();
-    let version = env!("CARGO_PKG_VERSION");
+    let version = rcfarm_api::VERSION;
     let index = record.modify_index;
     assert_eq!(
         causes,

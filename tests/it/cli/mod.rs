@@ -21,6 +21,7 @@ mod members;
 mod node;
 mod priority_class;
 mod queue;
+mod queue_documents;
 mod rc;
 mod terminal_escapes;
 mod upstream;

@@ -104,7 +104,12 @@ async fn members_are_told_of_a_drained_peer_by_the_jobs_policy() {
         let stays = (1..=2).find(|n| home(&cluster, *n, 0).join("said").exists()).unwrap();
         let leaves = 3 - stays;
         let said = || {
-            let text = std::fs::read_to_string(home(&cluster, stays, 0).join("said")).unwrap();
+            let text = std::fs::read_to_string(home(&cluster, stays, 0).join("said"));
+            let text = text.unwrap_or_else(|error| {
+                let homes: Vec<usize> =
+                    (1..=3).filter(|n| home(&cluster, *n, 0).exists()).collect();
+                panic!("member 0 was on n{stays}, and now has homes on {homes:?}: {error}")
+            });
             text.lines().map(str::to_owned).collect::<Vec<_>>()
         };
         let line = |variable: usize, file: usize| {

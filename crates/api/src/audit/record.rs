@@ -56,11 +56,7 @@ pub enum CauseKind {
 impl AuditCause {
     /// A change from outside.
     pub fn external(index: Option<Index>) -> AuditCause {
-        AuditCause {
-            kind: CauseKind::External,
-            index,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        }
+        AuditCause { kind: CauseKind::External, index, version: crate::VERSION.to_owned() }
     }
 
     /// A decision about the record at this index.

@@ -1,6 +1,6 @@
 //! Folding the log into the state of the other records that users write, and comparing that with what is stored:
-//! CronJobs, JobFlows, JobTemplates, priority classes and the configuration of cells. A prune keeps the last record of
-//! each, so that checkpoints do not have them.
+//! CronJobs, JobFlows, JobTemplates, PodGroups, schedulers, priority classes, the configuration of cells and drains of
+//! nodes. A prune keeps the last record of each, so that checkpoints do not have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,10 +11,13 @@ use serde_json::Value;
 use super::job_fold::DELETED;
 use super::queues::{abridged_hash, is_abridged};
 use super::{
-    Actor, CellsChange, Details, EventType, Logged, PriorityClassChange, RecordChange, record_hash,
+    Actor, CellsChange, Details, EventType, Logged, NodeChange, PriorityClassChange, RecordChange,
+    record_hash,
 };
-use crate::ids::{Namespaced, ObjectName};
+use crate::Stored;
+use crate::ids::{DEFAULT_NAMESPACE, Namespaced, NodeName, ObjectName};
 use crate::key::{self, Key, Prefix};
+use crate::node::record::{NodeRecord, NodeState};
 
 /// Action or reason of a record by which a user accepted what is stored.
 const ACCEPTED: &str = super::ACKNOWLEDGED;
@@ -29,10 +32,16 @@ pub enum LoggedRecord {
     JobFlow(Namespaced),
     /// A JobTemplate's document.
     JobTemplate(Namespaced),
+    /// A PodGroup's document, without the counts that its owner reports.
+    PodGroup(Namespaced),
+    /// A scheduler's document.
+    Scheduler(ObjectName),
     /// A priority class.
     PriorityClass(ObjectName),
     /// The configuration of cells.
     Cells,
+    /// The drain of a node. Its record is otherwise its agent's.
+    Drain(NodeName),
 }
 
 /// Hashes of records by the log; `None`: the record was deleted.
@@ -51,26 +60,41 @@ pub struct RecordDifference {
 impl LoggedRecord {
     /// Prefixes of all these records.
     #[must_use]
-    pub fn prefixes() -> [Prefix; 5] {
-        let documents = [key::cron_jobs(), key::job_flows(), key::job_templates()];
-        let [crons, flows, templates] = documents;
-        [crons, flows, templates, key::priority_classes(), key::cells()]
+    pub fn prefixes() -> [Prefix; 8] {
+        [
+            key::cron_jobs(),
+            key::job_flows(),
+            key::job_templates(),
+            key::pod_groups(),
+            key::schedulers(),
+            key::priority_classes(),
+            key::cells(),
+            key::nodes(),
+        ]
     }
 
     /// The record of a listed key. `None`: the key is of another prefix, or of no record.
     #[must_use]
     pub fn of_key(key: &str) -> Option<LoggedRecord> {
-        let document = |prefix: &Prefix| key::namespaced(prefix, key);
         if key == key::cell_config().as_str() {
             return Some(LoggedRecord::Cells);
         }
         if let Some(name) = key::priority_classes().tail(key) {
             return name.parse().ok().map(LoggedRecord::PriorityClass);
         }
-        let flow = || document(&key::job_flows()).map(LoggedRecord::JobFlow);
-        let template = || document(&key::job_templates()).map(LoggedRecord::JobTemplate);
-        let cron = document(&key::cron_jobs()).map(LoggedRecord::CronJob);
-        cron.or_else(flow).or_else(template)
+        if let Some(name) = key::schedulers().tail(key) {
+            return name.parse().ok().map(LoggedRecord::Scheduler);
+        }
+        if let Some(name) = key::nodes().tail(key) {
+            return name.parse().ok().map(LoggedRecord::Drain);
+        }
+        let of = |prefix: Prefix, record: fn(Namespaced) -> LoggedRecord| {
+            key::namespaced(&prefix, key).map(record)
+        };
+        of(key::cron_jobs(), LoggedRecord::CronJob)
+            .or_else(|| of(key::job_flows(), LoggedRecord::JobFlow))
+            .or_else(|| of(key::job_templates(), LoggedRecord::JobTemplate))
+            .or_else(|| of(key::pod_groups(), LoggedRecord::PodGroup))
     }
 
     /// The record's key.
@@ -80,36 +104,51 @@ impl LoggedRecord {
             LoggedRecord::CronJob(id) => key::cron_job(id),
             LoggedRecord::JobFlow(id) => key::job_flow(id),
             LoggedRecord::JobTemplate(id) => key::job_template(id),
+            LoggedRecord::PodGroup(id) => key::pod_group(id),
+            LoggedRecord::Scheduler(name) => key::scheduler(name),
             LoggedRecord::PriorityClass(name) => key::priority_class(name),
             LoggedRecord::Cells => key::cell_config(),
+            LoggedRecord::Drain(node) => key::node(node),
         }
     }
 
-    /// Hash of a stored value as the log has it. Documents are compared byte by byte; priority classes and cells as
-    /// JSON, because the log repeats their fields.
+    /// Hash of a stored value as the log has it; `None`: the log has none of such a value, as of a node that is not
+    /// drained. Documents are compared byte by byte; PodGroups, priority classes and cells as JSON: owners of groups
+    /// report counts in them, and the log repeats the fields of the others.
     #[must_use]
-    pub fn hash(&self, value: &[u8]) -> String {
+    pub fn hash(&self, value: &[u8]) -> Option<String> {
         match self {
-            LoggedRecord::CronJob(_) | LoggedRecord::JobFlow(_) | LoggedRecord::JobTemplate(_) => {
-                record_hash(value)
+            LoggedRecord::CronJob(_)
+            | LoggedRecord::JobFlow(_)
+            | LoggedRecord::JobTemplate(_)
+            | LoggedRecord::Scheduler(_) => Some(record_hash(value)),
+            LoggedRecord::PodGroup(_) => {
+                let mut group = json(value);
+                if let Some(fields) = group.as_object_mut() {
+                    fields.remove("members");
+                }
+                Some(record_hash(group.to_string().as_bytes()))
             }
-            LoggedRecord::PriorityClass(_) | LoggedRecord::Cells => json_hash(&json(value)),
+            LoggedRecord::PriorityClass(_) | LoggedRecord::Cells => Some(json_hash(&json(value))),
+            LoggedRecord::Drain(_) => is_drained(value).then(|| DRAINED.to_owned()),
         }
     }
 
     /// The record by which a user accepts what is stored; `None`: nothing is.
     #[must_use]
     pub fn accepted(&self, stored: Option<&[u8]>, actor: Actor) -> Details {
-        let document = |kind: &str, record: &Namespaced, actor| {
-            let (kind, record, action) = (kind.to_owned(), record.clone(), ACCEPTED.to_owned());
-            let hash = stored.map(|value| self.hash(value));
+        let document = |kind: &str, record: Namespaced, actor| {
+            let (kind, action) = (kind.to_owned(), ACCEPTED.to_owned());
+            let hash = stored.and_then(|value| self.hash(value));
             Details::RecordChanged(RecordChange { kind, record, actor, action, hash })
         };
         let (reason, before, after) = (ACCEPTED.to_owned(), None, stored.map(json));
         match self {
-            LoggedRecord::CronJob(id) => document(CRON_JOB, id, actor),
-            LoggedRecord::JobFlow(id) => document(JOB_FLOW, id, actor),
-            LoggedRecord::JobTemplate(id) => document(JOB_TEMPLATE, id, actor),
+            LoggedRecord::CronJob(id) => document(CRON_JOB, id.clone(), actor),
+            LoggedRecord::JobFlow(id) => document(JOB_FLOW, id.clone(), actor),
+            LoggedRecord::JobTemplate(id) => document(JOB_TEMPLATE, id.clone(), actor),
+            LoggedRecord::PodGroup(id) => document(POD_GROUP, id.clone(), actor),
+            LoggedRecord::Scheduler(name) => document(SCHEDULER, without_namespace(name), actor),
             LoggedRecord::PriorityClass(name) => {
                 let priority_class = name.clone();
                 let change = PriorityClassChange { priority_class, actor, reason, before, after };
@@ -118,23 +157,49 @@ impl LoggedRecord {
             LoggedRecord::Cells => {
                 Details::CellsChanged(CellsChange { actor, reason, before, after })
             }
+            LoggedRecord::Drain(node) => {
+                let (node, drain_deadline, pods) = (node.clone(), None, Vec::new());
+                let change = NodeChange { node, actor, reason, drain_deadline, pods };
+                match stored.is_some_and(is_drained) {
+                    true => Details::NodeDrained(change),
+                    false => Details::NodeUndrained(change),
+                }
+            }
         }
     }
 
     /// The record of a document; `None`: of a kind that is not compared.
-    fn of_document(kind: &str, record: Namespaced) -> Option<LoggedRecord> {
+    #[must_use]
+    pub fn of_document(kind: &str, record: Namespaced) -> Option<LoggedRecord> {
         match kind {
             CRON_JOB => Some(LoggedRecord::CronJob(record)),
             JOB_FLOW => Some(LoggedRecord::JobFlow(record)),
             JOB_TEMPLATE => Some(LoggedRecord::JobTemplate(record)),
+            POD_GROUP => Some(LoggedRecord::PodGroup(record)),
+            SCHEDULER => Some(LoggedRecord::Scheduler(record.name)),
             _ => None,
         }
     }
 }
 
+/// A name of a kind without namespaces, as the log has it.
+fn without_namespace(name: &ObjectName) -> Namespaced {
+    let namespace = DEFAULT_NAMESPACE.parse().expect("a legal name");
+    Namespaced { namespace, name: name.clone() }
+}
+
+/// Stands for the hash of a drain.
+const DRAINED: &str = "drained";
+
+fn is_drained(record: &[u8]) -> bool {
+    NodeRecord::decode(record).is_ok_and(|record| record.state == NodeState::Draining)
+}
+
 const CRON_JOB: &str = "CronJob";
 const JOB_FLOW: &str = "JobFlow";
 const JOB_TEMPLATE: &str = "JobTemplate";
+const POD_GROUP: &str = "PodGroup";
+const SCHEDULER: &str = "Scheduler";
 
 impl fmt::Display for LoggedRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,8 +207,11 @@ impl fmt::Display for LoggedRecord {
             LoggedRecord::CronJob(id) => write!(f, "{CRON_JOB} {id}"),
             LoggedRecord::JobFlow(id) => write!(f, "{JOB_FLOW} {id}"),
             LoggedRecord::JobTemplate(id) => write!(f, "{JOB_TEMPLATE} {id}"),
+            LoggedRecord::PodGroup(id) => write!(f, "{POD_GROUP} {id}"),
+            LoggedRecord::Scheduler(name) => write!(f, "{SCHEDULER} {name}"),
             LoggedRecord::PriorityClass(name) => write!(f, "priority class {name}"),
             LoggedRecord::Cells => f.write_str("cells"),
+            LoggedRecord::Drain(node) => write!(f, "drain of node {node}"),
         }
     }
 }
@@ -177,6 +245,9 @@ pub(super) fn record_change(logged: &Logged) -> Option<(LoggedRecord, Option<Str
             | EventType::RecordStep
             | EventType::PriorityClassChanged
             | EventType::CellsChanged
+            | EventType::NodeDrained
+            | EventType::NodeUndrained
+            | EventType::NodeRemoved
     );
     if !is_of_these {
         return None;
@@ -194,6 +265,12 @@ pub(super) fn record_change(logged: &Logged) -> Option<(LoggedRecord, Option<Str
             Some((LoggedRecord::PriorityClass(change.priority_class), hash(change.after)))
         }
         Details::CellsChanged(change) => Some((LoggedRecord::Cells, hash(change.after))),
+        Details::NodeDrained(change) => {
+            Some((LoggedRecord::Drain(change.node), Some(DRAINED.to_owned())))
+        }
+        Details::NodeUndrained(change) | Details::NodeRemoved(change) => {
+            Some((LoggedRecord::Drain(change.node), None))
+        }
         _ => None,
     }
 }
@@ -206,9 +283,12 @@ pub fn compare_logged_records(
     stored: &BTreeMap<LoggedRecord, String>,
 ) -> BTreeSet<RecordDifference> {
     let difference = |(record, logged): (&LoggedRecord, &Option<String>)| {
+        let is_drain = matches!(record, LoggedRecord::Drain(_));
         let what = match (logged, stored.get(record)) {
             (Some(logged), Some(stored)) if logged == stored => return None,
             (None, None) => return None,
+            (Some(_), None) if is_drain => "the log has it, and the node is not drained",
+            (None, Some(_)) if is_drain => "the log has its end, and the node is drained",
             (Some(_), Some(_)) => "its record is not the one that a command wrote last",
             (Some(_), None) => "the log has it, and it has no record",
             (None, Some(_)) => "the log has its deletion, and there is a record",
@@ -231,15 +311,21 @@ mod tests {
         LoggedRecord::CronJob("team-a/nightly".parse().unwrap())
     }
 
-    fn all() -> [LoggedRecord; 5] {
+    fn all() -> [LoggedRecord; 7] {
         let id: Namespaced = "team-a/nightly".parse().unwrap();
         [
             LoggedRecord::CronJob(id.clone()),
             LoggedRecord::JobFlow(id.clone()),
-            LoggedRecord::JobTemplate(id),
+            LoggedRecord::JobTemplate(id.clone()),
             LoggedRecord::PriorityClass("high".parse().unwrap()),
             LoggedRecord::Cells,
+            LoggedRecord::PodGroup(id),
+            LoggedRecord::Scheduler("gpus".parse().unwrap()),
         ]
+    }
+
+    fn drain() -> LoggedRecord {
+        LoggedRecord::Drain("n1".parse().unwrap())
     }
 
     /// A change of a record to a value, or its deletion.
@@ -275,18 +361,18 @@ mod tests {
     /// What differs when one record is stored, or none.
     fn differences(events: &[Details], stored: Option<(&LoggedRecord, &str)>) -> Vec<String> {
         let hash = |(record, value): (&LoggedRecord, &str)| {
-            (record.clone(), record.hash(value.as_bytes()))
+            Some((record.clone(), record.hash(value.as_bytes())?))
         };
         let found = compare_logged_records(
             &fold(&log(events)).records,
-            &stored.map(hash).into_iter().collect(),
+            &stored.and_then(hash).into_iter().collect(),
         );
         found.into_iter().map(|difference| difference.to_string()).collect()
     }
 
     #[test]
     fn keys_of_records_name_them() {
-        for record in all() {
+        for record in all().into_iter().chain([drain()]) {
             let key = record.key();
             assert_eq!(LoggedRecord::of_key(key.as_str()), Some(record));
             let prefixes = LoggedRecord::prefixes();
@@ -322,6 +408,34 @@ mod tests {
     }
 
     #[test]
+    fn drain_that_was_begun_or_ended_by_hand_differs() {
+        let (drained, ready) = (r#"{"state":"draining"}"#, r#"{"state":"ready"}"#);
+        let said = |events: &[Option<&str>], stored| {
+            let events: Vec<Details> =
+                events.iter().map(|value| change(&drain(), *value)).collect();
+            differences(&events, Some((&drain(), stored))).concat()
+        };
+        assert_eq!(said(&[Some(drained)], drained), "");
+        assert_eq!(said(&[Some(drained), Some(ready)], ready), "");
+        assert_eq!(said(&[], drained), "", "it is not in the log");
+        let begun = "drain of node n1: the log has it, and the node is not drained";
+        assert_eq!(said(&[Some(drained)], ready), begun);
+        let ended = "drain of node n1: the log has its end, and the node is drained";
+        assert_eq!(said(&[Some(drained), Some(ready)], drained), ended);
+        assert_eq!(said(&[Some(drained), None], drained), ended);
+    }
+
+    #[test]
+    fn counts_that_the_owner_of_a_group_reports_are_no_difference() {
+        let group = &all()[5];
+        let events = [change(group, Some(r#"{"spec":{"queue":"q"}}"#))];
+        let with_counts = r#"{"members":{"running":3},"spec":{"queue":"q"}}"#;
+        assert_eq!(differences(&events, Some((group, with_counts))), [""; 0]);
+        let other = r#"{"members":{"running":3},"spec":{"queue":"r"}}"#;
+        assert_eq!(differences(&events, Some((group, other))).len(), 1);
+    }
+
+    #[test]
     fn only_the_deletion_by_its_owner_ends_a_document() {
         for (kind, record) in [("CronJob", &all()[0]), ("JobFlow", &all()[1])] {
             let created = change(record, Some("{}"));
@@ -339,7 +453,7 @@ mod tests {
 
     #[test]
     fn record_that_is_too_long_for_the_log_is_compared_by_its_hash() {
-        for record in &all()[3..] {
+        for record in &all()[3..5] {
             let long =
                 |last: &str| json!({"note": "a".repeat(LONGEST_REPEATED) + last}).to_string();
             let events = [change(record, Some(&long("x")))];

@@ -273,6 +273,35 @@ mod tests {
         assert!(check * 2 < client, "{check} µs of a check, {client} µs of a client");
     }
 
+    /// In its own session, as `rcfarm node exec` is, it starts a process that outlives it.
+    #[tokio::test]
+    async fn what_a_passing_check_leaves_behind_is_killed() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let (program, left) = (directory.path().join("program"), directory.path().join("left"));
+        let script = format!("sleep 600 & echo $! > {}", left.display());
+        let script = format!(
+            "#!/bin/sh\nPATH=/bin:/usr/bin\ncat > /dev/null\nexec setsid sh -c '{script}' 2>&-\n"
+        );
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let command = ["true".to_owned()];
+        let result = exec(&command, Expansion::Braces, &Launch::default(), &program).await;
+        assert_eq!(result.0, Health::Passing, "{result:?}");
+        let pid: u32 = std::fs::read_to_string(&left).unwrap().trim().parse().unwrap();
+        let is_running = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // Its parent, which is no longer this test's child, may not have reaped it.
+            stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
+        };
+        let killed = async {
+            while is_running() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), killed).await.expect("it is killed");
+    }
+
     /// The limits of the pod apply to its checks.
     #[tokio::test]
     async fn exec_check_is_started_in_the_cgroup_of_its_pod() {

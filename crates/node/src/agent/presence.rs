@@ -229,7 +229,7 @@ impl AgentPresence {
             labels: settings.labels.clone(),
             capacity: settings.capacity.clone(),
             ports: settings.ports,
-            agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            agent_version: Some(rcfarm_api::VERSION.to_owned()),
             session: Some(kept.epoch().session().clone()),
             problem: self.problem(kept),
             lease_ms: u64::try_from(lease.as_millis()).ok(),
