@@ -19,6 +19,7 @@ use crate::replication::{self, PlacementSources};
 use rcfarm_api::key;
 use rcfarm_store::Env;
 use rcfarm_store::cache::Cache;
+use rcfarm_store::sealing::KeySealing;
 use rcfarm_store::watch::PollPolicy;
 
 /// Builds a scheduler on the cluster view that the farm watches.
@@ -45,6 +46,7 @@ struct Parts {
     scheduler_caches: Arc<SchedulerCaches>,
     job_caches: Arc<JobCaches>,
     job_ttl: Option<Duration>,
+    sealing: KeySealing,
     finds_leftovers: bool,
 }
 
@@ -64,6 +66,7 @@ impl Parts {
             scheduler_caches: SchedulerCaches::new(store.clone(), view.clone(), commands.clone()),
             job_caches: JobCaches::new(store.clone(), view.clone(), commands),
             job_ttl: settings.job_ttl,
+            sealing: settings.ssh_keys.clone(),
             finds_leftovers: settings.finds_leftovers,
             view,
         }
@@ -81,7 +84,7 @@ struct KindEntry {
 const KINDS: [KindEntry; 5] = [
     KindEntry { spec: replication::kind::spec, build: |ctx, p| Arc::new(replication::kind::RcKind::new(ctx, p.rc_caches.clone(), p.placement.clone())) },
     KindEntry { spec: batch::kind::spec, build: |ctx, p| Arc::new(batch::kind::SchedulerKind::new(ctx, p.scheduler_caches.clone(), p.placement.scheduler.clone())) },
-    KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl)) },
+    KindEntry { spec: job::kind::spec, build: |ctx, p| Arc::new(job::kind::JobKind::new(ctx, p.job_caches.clone(), p.job_ttl, p.sealing.clone())) },
     KindEntry { spec: cron::kind::spec, build: |ctx, p| Arc::new(cron::kind::CronKind::new(ctx, p.finds_leftovers)) },
     KindEntry { spec: flow::kind::spec, build: |ctx, p| Arc::new(flow::kind::FlowKind::new(ctx, p.finds_leftovers)) },
 ];

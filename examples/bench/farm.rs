@@ -41,6 +41,7 @@ pub async fn serve(store: Arc<Consul>, session: Arc<Consul>, name: &str) -> anyh
         limits: TxnLimits::default(),
         node_grace: rcfarm::farm::NODE_GRACE,
         job_ttl: None,
+        ssh_keys: rcfarm_store::sealing::KeySealing::Refused,
         finds_leftovers: true,
     };
     let ids = Arc::new(IdSource::from_entropy());

@@ -118,6 +118,7 @@ pub async fn run(input: &[u8]) {
         limits: TxnLimits::default(),
         node_grace: NODE_GRACE,
         job_ttl: None,
+        ssh_keys: rcfarm_store::sealing::KeySealing::Refused,
         finds_leftovers: true,
     };
     let env = Env::new(Arc::new(consul.clone()), VirtualClock::new(monotonic()), ids);

@@ -172,6 +172,7 @@ fn settings(job_ttl: Duration) -> FarmSettings {
         limits: TxnLimits::default(),
         node_grace: crate::farm::NODE_GRACE,
         job_ttl: Some(job_ttl),
+        ssh_keys: rcfarm_store::sealing::KeySealing::Unencrypted,
         finds_leftovers: true,
     }
 }

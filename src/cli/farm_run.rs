@@ -1,6 +1,7 @@
 //! `rcfarm farm run`: the daemon.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::telemetry::{self, LogFormat};
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::labels::Selector;
 use rcfarm_consul::NOISY_TARGETS;
+use rcfarm_store::sealing::{KeySealing, SealingKey};
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::{Reader, TxnLimits};
 
@@ -56,6 +58,13 @@ pub struct FarmRunArgs {
     /// Operations per transaction: 64 before Consul 1.14, 128 since
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(16..=128))]
     max_txn_ops: u16,
+    /// File with a secret of 32 bytes or more, the same on all farms and nodes, with which the private keys of jobs with
+    /// the plugin ssh are encrypted
+    #[arg(long, value_name = "FILE")]
+    ssh_key_file: Option<PathBuf>,
+    /// Store the private keys of jobs with the plugin ssh as they are, for everybody who may read rcfarm/job_keys/
+    #[arg(long, conflicts_with = "ssh_key_file")]
+    unencrypted_ssh_keys: bool,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -121,6 +130,12 @@ pub(super) async fn run(args: FarmRunArgs, clients: DaemonClients) -> anyhow::Re
     Ok(CliExit::Ok)
 }
 
+/// Reads a file of `--ssh-key-file`.
+pub(super) fn read_key_file(path: &Path) -> anyhow::Result<SealingKey> {
+    let fix = "make one, and copy it to all farms and nodes: (umask 077; head -c 48 /dev/urandom | base64 > FILE)";
+    SealingKey::read(path).map_err(|why| failure(why, fix))
+}
+
 /// Validates `--session-ttl` and `--check-ttl`. A check of 0 s means no check.
 pub(super) fn session_settings(
     session_ttl: Duration,
@@ -159,6 +174,11 @@ impl FarmRunArgs {
             limits: TxnLimits { ops: usize::from(self.max_txn_ops), ..TxnLimits::default() },
             node_grace: self.node_grace,
             job_ttl: None,
+            ssh_keys: match &self.ssh_key_file {
+                Some(path) => KeySealing::With(read_key_file(path)?),
+                None if self.unencrypted_ssh_keys => KeySealing::Unencrypted,
+                None => KeySealing::Refused,
+            },
             finds_leftovers: true,
         })
     }

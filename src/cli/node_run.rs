@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::connect::DaemonClients;
 use super::failure::{CliExit, failure};
-use super::farm_run::{LogArgs, machine_name, session_settings, stop_on_signal};
+use super::farm_run::{LogArgs, machine_name, read_key_file, session_settings, stop_on_signal};
 use super::output::duration;
 use crate::http::{self, node::NodeShown};
 use rcfarm_api::ids::NodeName;
@@ -23,7 +23,9 @@ use rcfarm_api::{ResourceList, key};
 use rcfarm_node::agent::process::ProcessDriver;
 use rcfarm_node::agent::serve::{self, LogAccess, LogServer};
 use rcfarm_node::agent::users::{self, ANY_BUT_ROOT, ANY_SERVICE};
-use rcfarm_node::agent::{Agent, AgentError, AgentSettings, LogRetention, PodPermits};
+use rcfarm_node::agent::{
+    Agent, AgentError, AgentSettings, LogRetention, PodPermits, SshKeyAccess,
+};
 use rcfarm_node::http::HttpListener;
 use rcfarm_node::{exec, shim};
 
@@ -77,6 +79,12 @@ pub struct NodeRunArgs {
     /// Let pods keep the agent's capabilities and gain privileges by set-user-ID programs
     #[arg(long)]
     privileged_pods: bool,
+    /// File with the secret that the farms' --ssh-key-file has; may be repeated while it is replaced by another
+    #[arg(long, value_name = "FILE")]
+    ssh_key_file: Vec<PathBuf>,
+    /// Take private ssh keys of jobs that are not encrypted although there is a key file; without one they are taken
+    #[arg(long)]
+    unencrypted_ssh_keys: bool,
     /// TTL of the agent's own check: the loss of a node is noticed after this long; 0s: no check
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     check_ttl: Duration,
@@ -219,6 +227,14 @@ impl NodeRunArgs {
                 default_user: self.default_user.clone(),
                 privileged: self.privileged_pods,
                 services: self.allow_service.clone(),
+            },
+            ssh_keys: SshKeyAccess {
+                keys: self
+                    .ssh_key_file
+                    .iter()
+                    .map(|path| read_key_file(path))
+                    .collect::<Result<_, _>>()?,
+                takes_unencrypted: self.unencrypted_ssh_keys,
             },
             ..AgentSettings::new(name, address, self.data_dir.clone())
         })

@@ -118,7 +118,7 @@ const FAILED: [&str; 37] = [
     "unreadable",
 ];
 /// Words that mean that something is not as it should be, or not yet.
-const UNFINISHED: [&str; 55] = [
+const UNFINISHED: [&str; 56] = [
     "Aborting",
     "BackedOff",
     "BehindInQueue",
@@ -159,6 +159,7 @@ const UNFINISHED: [&str; 55] = [
     "RestartDelayed",
     "Restarting",
     "Scaling",
+    "SshKeysRefused",
     "Starting",
     "Stopping",
     "TemplateMissing",

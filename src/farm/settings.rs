@@ -5,6 +5,7 @@ use std::time::Duration;
 use rcfarm_api::ids::FarmName;
 use rcfarm_api::labels::Selector;
 use rcfarm_store::TxnLimits;
+use rcfarm_store::sealing::KeySealing;
 use rcfarm_store::session::SessionSettings;
 
 #[derive(Clone)]
@@ -21,6 +22,8 @@ pub struct FarmSettings {
     pub node_grace: Duration,
     /// Jobs whose document says nothing of `ttlSecondsAfterFinished` are deleted this long after their end; `None`: never.
     pub job_ttl: Option<Duration>,
+    /// How the private ssh keys of jobs are stored.
+    pub ssh_keys: KeySealing,
     /// Whether it lists the statuses of CronJobs and flows at its start and every five minutes, and collects those whose
     /// record was deleted while no farm ran. Worlds of the simulator do not: the requests would change what their seeds
     /// draw.

@@ -469,11 +469,12 @@ impl JobCaches {
     }
 
     /// Registers jobs with a status or group but no record, from lists of keys. Finds orphans of a time without any
-    /// farm. Removes jobs that another farm has cleaned up.
+    /// farm. Removes jobs that another farm has cleaned up. `has_keys`: whether this farm makes ssh keys, whose records are
+    /// listed, too.
     ///
     /// # Errors
     /// Any [`StoreError`].
-    pub async fn look_for_leftovers(&self) -> Result<(), StoreError> {
+    pub async fn look_for_leftovers(&self, has_keys: bool) -> Result<(), StoreError> {
         let known = self.known_jobs().clone();
         let names = async |prefix: Prefix| {
             let keys = self.reader.keys(&prefix, None, Query::PLAIN).await?.value;
@@ -482,6 +483,10 @@ impl JobCaches {
         };
         let (statuses, groups) =
             (names(key::job_statuses()).await?, names(key::pod_groups()).await?);
+        let keys = match has_keys {
+            true => names(key::job_keys_records()).await?,
+            false => BTreeSet::new(),
+        };
         let records = names(key::jobs()).await?;
         for id in groups.difference(&records) {
             let entry = self.reader.get(&key::pod_group(id), Query::PLAIN).await?.value;
@@ -491,11 +496,11 @@ impl JobCaches {
                 self.note_job(id);
             }
         }
-        statuses.difference(&records).for_each(|id| self.note_job(id));
+        statuses.union(&keys).filter(|id| !records.contains(id)).for_each(|id| self.note_job(id));
         let pods = self.nodes.pods.snapshot();
         if pods.is_read() {
             let is_there = |id: &Namespaced| {
-                [&statuses, &groups, &records].iter().any(|names| names.contains(id))
+                [&statuses, &groups, &keys, &records].iter().any(|names| names.contains(id))
                     || pods.value.jobs().has(id)
             };
             let is_gone = |id: &RecordId| !id.as_str().parse().is_ok_and(|id| is_there(&id));

@@ -1,6 +1,7 @@
 //! Controller of one claimed job: reads, plans, commits one transaction.
 
 mod batched_start;
+mod keys;
 mod publish;
 mod step;
 mod view;
@@ -26,6 +27,7 @@ use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
+use crate::job::controller::keys::OwnedKeys;
 use crate::job::controller::step::PlannedStep;
 use crate::job::controller::view::{DecodedJob, JobView};
 use rcfarm_api::audit::{AuditRecord, Details};
@@ -38,6 +40,7 @@ use rcfarm_api::manifest::command_line::cut;
 use rcfarm_api::pod_group::spec::PodGroupRecord;
 use rcfarm_api::{FieldError, Stored, Timestamp};
 use rcfarm_store::cache::Overlay;
+use rcfarm_store::sealing::KeySealing;
 use rcfarm_store::time::monotonic;
 use rcfarm_store::{Index, Key, Op, offload};
 
@@ -82,6 +85,8 @@ pub struct JobController {
     has_read_states: bool,
     /// Whether it waits for other jobs.
     is_waiting: bool,
+    /// Its ssh keys.
+    keys: OwnedKeys,
 }
 
 impl Revisioned for JobStatus {
@@ -140,6 +145,7 @@ impl JobController {
         id: Namespaced,
         caches: Arc<JobCaches>,
         default_ttl: Option<Duration>,
+        sealing: KeySealing,
     ) -> JobController {
         let (status, group) = match caches.take_page(&id) {
             Some(Page { status, group, .. }) => (Some(status), group),
@@ -164,6 +170,7 @@ impl JobController {
             default_ttl,
             has_read_states: false,
             is_waiting: false,
+            keys: OwnedKeys::new(sealing),
         }
     }
 
@@ -277,7 +284,8 @@ impl JobController {
         let room = self.ctx.limits.ops.saturating_sub(FIXED_OPS).max(POD_OPS);
         let collection = collect_orphans(&self.id, &self.group, &pods, &commands, room);
         let has_status = self.chain.index() > Index::ZERO;
-        if collection.ops.is_empty() && !(collection.is_last && has_status) {
+        let has_keys = collection.is_last && self.has_keys().await?;
+        if collection.ops.is_empty() && !(collection.is_last && (has_status || has_keys)) {
             if collection.is_last {
                 self.caches.forget_job(&self.id);
             }
@@ -294,7 +302,8 @@ impl JobController {
             true => StatusWrite::Delete,
             false => StatusWrite::Leave,
         };
-        let (record, ops) = (RecordGuard::Absent, collection.ops);
+        let (record, mut ops) = (RecordGuard::Absent, collection.ops);
+        ops.extend(has_keys.then(|| Op::Delete { key: key::job_keys(&self.id) }));
         match self.chain.commit(Change { record, status, ops, shared: Vec::new(), audit }).await? {
             Committed::Applied(index) => {
                 info!(record = %self.id, pods = collection.pods.len(), last = collection.is_last,
@@ -336,6 +345,8 @@ impl JobController {
         let mut ops = std::mem::take(&mut step.ops);
         let status = if step.plan.finished {
             ops.push(Op::DeleteCas { key: key::job(&self.id), index: input.record_index });
+            let has_keys = self.chain.status().ssh_key.is_some();
+            ops.extend(has_keys.then(|| Op::Delete { key: key::job_keys(&self.id) }));
             StatusWrite::Delete
         } else {
             StatusWrite::Replace(step.plan.status.clone())
@@ -448,15 +459,21 @@ impl JobController {
                 "the job is not valid; its pods are left as they are");
             self.warned = Some(problems.clone());
         }
-        let mut status = self.chain.status().clone();
-        if status.uid != uid {
-            let JobStatus { revision, peers, .. } = status;
-            status = JobStatus { uid, revision, peers, ..JobStatus::default() };
-        }
+        let mut status = self.status_of(uid);
         self.note_first_phase(&mut status);
         status.say_meanwhile(JobReason::InvalidRecord, &problems);
         status.last_error = Some(problems);
         self.write_status(record_index, status).await
+    }
+
+    /// The status to continue from; of an older job of the name it keeps what is to be replaced or deleted.
+    fn status_of(&self, uid: JobUid) -> JobStatus {
+        let status = self.chain.status().clone();
+        if status.uid == uid {
+            return status;
+        }
+        let JobStatus { revision, peers, ssh_key, .. } = status;
+        JobStatus { uid, revision, peers, ssh_key, ..JobStatus::default() }
     }
 
     /// Dates the phase of a status that no plan has written yet.
@@ -477,7 +494,21 @@ impl JobController {
         if status == *self.chain.status() {
             return Ok(());
         }
-        let mut change = Change::of_status(RecordGuard::At(record_index), status);
+        self.commit_status(RecordGuard::At(record_index), status, Vec::new()).await.map(drop)
+    }
+
+    /// Commits a status with these operations.
+    async fn commit_status(
+        &mut self,
+        record: RecordGuard,
+        mut status: JobStatus,
+        ops: Vec<Op>,
+    ) -> Result<Committed, ReconcileError> {
+        status.owner = Some(self.owner.clone());
+        if let RecordGuard::At(index) = record {
+            status.observed_index = index;
+        }
+        let mut change = Change { ops, ..Change::of_status(record, status) };
         let known = self.chain.status().uid;
         if let StatusWrite::Replace(status) = &change.status
             && known != JobUid::default()
@@ -487,7 +518,7 @@ impl JobController {
             let details = Details::JobStep(events::unasked(&self.ctx, &self.id, status));
             change.audit.push(AuditRecord::new(&details, self.ctx.clock.wall()));
         }
-        self.chain.commit(change).await.map(drop)
+        self.chain.commit(change).await
     }
 }
 
@@ -509,12 +540,18 @@ impl Controller for JobController {
         if self.waits_for_others(&input).await? {
             return Ok(Action::AwaitChange);
         }
+        if let Some(action) = self.ensure_keys(&mut input).await? {
+            return Ok(action);
+        }
         let mut step = offload(input.record.size(), || self.plan_step(&input)).await?;
         if self.read_stopped(&input, &step).await? {
             let Some(again) = self.read_input(record).await? else {
                 return Ok(Action::AwaitChange);
             };
             input = again;
+            if let Some(action) = self.ensure_keys(&mut input).await? {
+                return Ok(action);
+            }
             step = offload(input.record.size(), || self.plan_step(&input)).await?;
         }
         if let Some(refused) = self.publish_peers(&input, &mut step).await? {

@@ -22,6 +22,7 @@ use crate::farm::subscriptions::{Subscriber, Waker};
 use rcfarm_api::ids::{Namespaced, PodRef, RecordId};
 use rcfarm_api::key::{self, LabelKind};
 use rcfarm_api::{FieldError, InvalidText};
+use rcfarm_store::sealing::KeySealing;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
 use rcfarm_store::{Index, StoreError};
@@ -55,6 +56,7 @@ pub fn spec() -> KindSpec {
             key::labels(LabelKind::Pod),
             key::intents(),
             key::peers_records(),
+            key::job_keys_records(),
         ],
         user_writes: vec![key::jobs(), key::job_labels(), key::commands()],
         sentinels: vec![key::jobs()],
@@ -90,17 +92,20 @@ pub struct JobKind {
     ctx: ControllerContext,
     caches: Arc<JobCaches>,
     default_ttl: Option<Duration>,
+    sealing: KeySealing,
 }
 
 impl JobKind {
-    /// Uses the caches that all jobs of the farm share. `default_ttl`: as `FarmSettings::job_ttl`.
+    /// Uses the caches that all jobs of the farm share. `default_ttl`: as `FarmSettings::job_ttl`. `sealing`: how
+    /// private keys of jobs are stored.
     #[must_use]
     pub fn new(
         ctx: ControllerContext,
         caches: Arc<JobCaches>,
         default_ttl: Option<Duration>,
+        sealing: KeySealing,
     ) -> Self {
-        JobKind { ctx, caches, default_ttl }
+        JobKind { ctx, caches, default_ttl, sealing }
     }
 }
 
@@ -109,9 +114,9 @@ fn record_ids(ids: BTreeSet<Namespaced>) -> impl Iterator<Item = RecordId> {
 }
 
 /// Lists keys of jobs without records, periodically and when a known job has lost its record.
-async fn look_for_leftovers(caches: Arc<JobCaches>, wake: Waker, ids: IdSource) {
+async fn look_for_leftovers(caches: Arc<JobCaches>, has_keys: bool, wake: Waker, ids: IdSource) {
     loop {
-        match caches.look_for_leftovers().await {
+        match caches.look_for_leftovers(has_keys).await {
             Ok(()) => wake.plan_claims(),
             Err(error) => debug!(%error, "orphans of deleted jobs cannot be listed"),
         }
@@ -138,8 +143,8 @@ impl Kind for JobKind {
                 wake.plan_claims();
             }
         });
-        let caches = self.caches.clone();
-        subscriber.run(|wake, ids| look_for_leftovers(caches, wake, ids));
+        let (caches, has_keys) = (self.caches.clone(), self.sealing.is_possible());
+        subscriber.run(move |wake, ids| look_for_leftovers(caches, has_keys, wake, ids));
         subscriber.on_with_records(&self.caches.commands, |wake, old, new| {
             wake.records(record_ids(Commands::jobs_touched(&old.value, &new.value)));
         });
@@ -203,6 +208,7 @@ impl Kind for JobKind {
         // `check_name` accepted it before the claim.
         let id = claimed.id.as_str().parse().expect("a job's name");
         let (ctx, caches) = (self.ctx.clone(), self.caches.clone());
-        Box::new(JobController::new(ctx, claimed, id, caches, self.default_ttl))
+        let (ttl, sealing) = (self.default_ttl, self.sealing.clone());
+        Box::new(JobController::new(ctx, claimed, id, caches, ttl, sealing))
     }
 }

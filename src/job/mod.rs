@@ -3,8 +3,8 @@
 //! Keys read: `rcfarm/jobs/<ns>/<name>` (the user's document, [`document`]), `rcfarm/job_status/`,
 //! `rcfarm/pod_groups/`, `rcfarm/pod_group_status/`, `rcfarm/commands/`, `labels/pod/`, `intent/`, `reality/`,
 //! `status/pods/`, `rcfarm/nodes/`.
-//! Keys written, beside or before that: `rcfarm/peers/<node>/<ns>/<name>`. In one transaction: `labels/pod/<node>/<pod>` and `intent/<node>/<pod>` of members,
-//! `rcfarm/job_status/<ns>/<name>`, `rcfarm/pod_groups/<ns>/<name>`, the executed `rcfarm/commands/<uuid v7>`
+//! Keys written, beside or before that: `rcfarm/peers/<node>/<ns>/<name>`, `rcfarm/job_keys/<ns>/<name>` (read, too). In
+//! one transaction: `labels/pod/<node>/<pod>` and `intent/<node>/<pod>` of members, `rcfarm/job_status/<ns>/<name>`, `rcfarm/pod_groups/<ns>/<name>`, the executed `rcfarm/commands/<uuid v7>`
 //! (deleted), `audit_logs/<uuid v7>`; when a job is deleted, its record.
 //! Other writers: users write records and commands; the batch controller writes PodGroup statuses; node agents write
 //! `reality/` and `status/pods/`. Only the claim's owner writes pods of a job.
@@ -22,6 +22,7 @@
 //! | [`manifest`], [`writes`], [`pod_status`] | pods as node agents read and report them |
 //! | [`services`] | services of members: Kubeflow's service half |
 //! | [`peers`] | where members are, for each other |
+//! | [`ssh_keys`] | key pairs with which members reach each other by ssh |
 //! | [`dependencies`] | jobs that wait for others |
 //! | `collect_orphans` | deletes pods, status and group of a job whose record is gone |
 //! | [`caches`], [`doorbells`] | watched prefixes, and direct reads after a pod has ended |
@@ -55,4 +56,5 @@ pub mod policies;
 #[cfg(test)]
 mod scenarios;
 pub mod services;
+pub mod ssh_keys;
 pub mod writes;

@@ -31,22 +31,41 @@ const NAME_BYTES: usize = 3;
 /// The files of a member; `None`: it is told of no peer, or the job does not ask for files.
 #[must_use]
 pub fn stanza(job: &JobSpec, slot: &Slot) -> Option<PeersStanza> {
+    let ssh = frameworks::ssh(job);
+    let only_keys =
+        || ssh.clone().map(|ssh| PeersStanza { ssh: Some(ssh), ..PeersStanza::default() });
     let on_change = match job.on_peer_change {
-        OnPeerChange::Nothing => return None,
+        OnPeerChange::Nothing => return only_keys(),
         OnPeerChange::Files => None,
         OnPeerChange::Signal(signal) => Some(PeerChange::Signal(signal)),
         OnPeerChange::Restart => Some(PeerChange::Restart),
     };
     if job.tasks.len() > MOST_TASKS {
-        return None;
+        return only_keys();
     }
     let stanza = frameworks::of(job.framework).peers(job, slot);
-    (!stanza.is_empty()).then_some(PeersStanza { on_change, ..stanza })
+    // A signal or a restart is about what else it is told.
+    let on_change = on_change.filter(|_| !stanza.is_empty());
+    let stanza = PeersStanza { on_change, ssh, ..stanza };
+    (!stanza.is_empty()).then_some(stanza)
 }
 
-/// The tasks of which any member is told. Members of a task are told of the same tasks.
+/// Whether any member has files or variables that name others, besides the configuration of ssh.
+#[must_use]
+pub fn has_files(job: &JobSpec) -> bool {
+    job.tasks.iter().any(|task| {
+        let stanza = stanza(job, &Slot::new(&task.name, 0));
+        stanza.is_some_and(|told| !told.files.is_empty() || !told.variables.is_empty())
+    })
+}
+
+/// The tasks of which any member is told. Members of a task are told of the same tasks. The configuration of ssh names
+/// all.
 #[must_use]
 pub fn told_tasks(job: &JobSpec) -> BTreeSet<String> {
+    if frameworks::ssh(job).is_some() {
+        return job.tasks.iter().map(|task| task.name.clone()).collect();
+    }
     let first = |task: &JobTask| stanza(job, &Slot::new(&task.name, 0));
     let stanzas: Vec<PeersStanza> = job.tasks.iter().filter_map(first).collect();
     stanzas.iter().flat_map(PeersStanza::tasks).map(str::to_owned).collect()

@@ -313,7 +313,9 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
         let other = if is_same { std::mem::take(&mut status.other) } else { Default::default() };
         // Those of an older job of the name are replaced or deleted.
         let peers = status.peers.take();
-        status = JobStatus { uid: seen.uid, revision, other, peers, ..JobStatus::default() };
+        let ssh_key = status.ssh_key.take().filter(|_| is_same);
+        status =
+            JobStatus { uid: seen.uid, revision, other, peers, ssh_key, ..JobStatus::default() };
         status.created = Some(seen.now);
         // Neither group nor pods exist yet, unless the status was deleted.
         status.round = seen.group.round;

@@ -161,6 +161,9 @@ layout! {
     allocations() -> Prefix = "rcfarm/allocations/";
     /// Allocations on a node, changed only by CAS.
     allocation(node: &NodeName) -> Key = "rcfarm/allocations/{node}";
+    job_keys_records() -> Prefix = "rcfarm/job_keys/";
+    /// Key pair of a job, for its owner alone. Nodes have copies in [`peers`].
+    job_keys(id: &Namespaced) -> Key = "rcfarm/job_keys/{id}";
     peers_records() -> Prefix = "rcfarm/peers/";
     node_peers(node: &NodeName) -> Prefix = "rcfarm/peers/{node}/";
     /// Where the members of a job are, for its members on a node. Written by the job's owner.

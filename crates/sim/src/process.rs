@@ -103,6 +103,7 @@ impl RunningFarm {
             limits: design.limits,
             node_grace: NODE_GRACE,
             job_ttl: None,
+            ssh_keys: rcfarm_store::sealing::KeySealing::Refused,
             finds_leftovers: false,
         };
         let clock: Arc<dyn Clock> = env.clock.clone();

@@ -26,6 +26,7 @@ mod panic_text;
 mod prefix_lister;
 mod prefixed;
 mod rights;
+pub mod sealing;
 pub mod session;
 pub mod time;
 mod token_bucket;

@@ -39,6 +39,7 @@ key_prefix "lock/rcfarm/schedulers/"  { policy = "write" }
 key_prefix "rcfarm/jobs/"                    { policy = "write" }
 key_prefix "rcfarm/job_status/"              { policy = "write" }
 key_prefix "rcfarm/peers/"                   { policy = "write" }
+key_prefix "rcfarm/job_keys/"                { policy = "write" }
 key_prefix "rcfarm/pod_groups/"              { policy = "write" }
 key_prefix "rcfarm/commands/"                { policy = "write" }
 key_prefix "lock/rcfarm/jobs/"               { policy = "write" }

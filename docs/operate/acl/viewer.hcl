@@ -12,3 +12,6 @@ key_prefix "lock/replication_controllers/"   { policy = "read" }
 key_prefix "lock/rcfarm/"                    { policy = "read" }
 key_prefix "audit_logs/"                     { policy = "read" }
 key_prefix "rcfarm/"                         { policy = "read" }
+# Key pairs of jobs: with --unencrypted-ssh-keys whoever reads them is a member.
+key_prefix "rcfarm/job_keys/"                { policy = "deny" }
+key_prefix "rcfarm/peers/"                   { policy = "deny" }

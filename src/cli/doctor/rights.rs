@@ -44,6 +44,9 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
             (true, false, WrittenBy::Operator) => {
                 Check::ok(name, "read only: enough for users and farms")
             }
+            (false, false, WrittenBy::Farm) if holds_keys(&prefix) => {
+                Check::ok(name, "may not be read: it may hold private keys, enough for users")
+            }
             (false, ..) => Check::bad(
                 Verdict::Fail,
                 name,
@@ -52,6 +55,11 @@ pub(super) async fn check(context: &CommandContext, checks: &mut Vec<Check>) {
             ),
         });
     }
+}
+
+/// Whether private keys of jobs may stand there, which no user needs.
+fn holds_keys(prefix: &Prefix) -> bool {
+    [key::job_keys_records(), key::peers_records()].contains(prefix)
 }
 
 /// A right that a role needs.

@@ -26,7 +26,7 @@ impl JobController {
         input: &JobView,
         step: &mut PlannedStep,
     ) -> Result<Option<Action>, ReconcileError> {
-        let Some(PeersChange { ops, published }) = self.peers_change(input, step) else {
+        let Some(PeersChange { ops, published }) = self.peers_change(input, step)? else {
             return Ok(None);
         };
         if !ops.is_empty() && !self.fits_beside(step, &ops) {
@@ -65,17 +65,26 @@ impl JobController {
     }
 
     /// The change of the records that a step brings. `None`: they stay as they are.
-    fn peers_change(&self, input: &JobView, step: &PlannedStep) -> Option<PeersChange> {
+    ///
+    /// # Errors
+    /// [`ReconcileError::Record`]: the members are on too many nodes to be sent the keys that they wait for.
+    fn peers_change(
+        &self,
+        input: &JobView,
+        step: &PlannedStep,
+    ) -> Result<Option<PeersChange>, ReconcileError> {
         let before = step.plan.status.peers.as_ref();
         let phase = step.plan.status.state.phase;
         let is_over = step.plan.finished || input.record.read.spec.deleting || !phase.is_active();
         let job = &input.record.read.spec;
         let told = if is_over { BTreeSet::new() } else { peers::told_tasks(job) };
         if told.is_empty() {
-            return before.map(|before| peers::change(&self.id, Some(before), None));
+            return Ok(before.map(|before| peers::change(&self.id, Some(before), None)));
         }
         // Without a placement nobody starts; those that run keep what they know.
-        input.group.places.as_ref()?;
+        if input.group.places.is_none() {
+            return Ok(None);
+        }
         let (bound, ports) = (self.peer_nodes(input), self.given_ports(input));
         let address = |node: &NodeName| self.caches.address(node);
         let (id, uid, pod_ids) = (&self.id, input.uid, input.group.pod_ids);
@@ -83,11 +92,22 @@ impl JobController {
         let placed =
             Placed { id, uid, job, places, ports, address: &address, pod_ids, tasks: None };
         let revision = self.chain.status().revision;
-        let record = peers::record(job, uid, revision, &placed.peers(), &told);
+        let mut record = peers::record(job, uid, revision, &placed.peers(), &told);
+        record.ssh = self.keys.of(uid).cloned();
         let nodes: BTreeSet<NodeName> = bound.values().cloned().collect();
-        let wanted = peers::fits(job, &record, &nodes).then_some((&record, nodes));
+        if record.ssh.is_some() && !peers::fits(job, &record, &nodes) {
+            // Members wait for their keys, and find each other by other means.
+            record.tasks.clear();
+        }
+        let fits = peers::fits(job, &record, &nodes);
+        if record.ssh.is_some() && !fits {
+            let why = "its members are on too many nodes to be sent ssh keys: use fewer nodes";
+            return Err(ReconcileError::Record(why.to_owned()));
+        }
+        let wanted = fits.then_some((&record, nodes));
         let change = peers::change(&self.id, before, wanted);
-        (!change.ops.is_empty() || change.published.as_ref() != before).then_some(change)
+        let is_change = !change.ops.is_empty() || change.published.as_ref() != before;
+        Ok(is_change.then_some(change))
     }
 
     /// Whether these operations fit into the transaction of a step.

@@ -28,6 +28,7 @@ use rcfarm_api::{FieldError, key};
 use rcfarm_store::{Index, Key, Query, StoreError, offload};
 
 /// A decoded record.
+#[derive(Clone)]
 pub(super) struct DecodedJob {
     pub(super) read: Read,
     /// Hash of the fields that may not change: [`document::immutable_hash`].

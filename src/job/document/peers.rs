@@ -61,7 +61,7 @@ pub fn peer_change_in_words(job: &JobSpec) -> Option<String> {
     let told = "the files of their peers follow";
     let words = match job.on_peer_change {
         OnPeerChange::Nothing => "nothing: their files are left out".to_owned(),
-        _ if peers::told_tasks(job).is_empty() => return None,
+        _ if !peers::has_files(job) => return None,
         OnPeerChange::Files => told.to_owned(),
         OnPeerChange::Signal(signal) => format!("{told}, then they get SIG{}", signal.name()),
         OnPeerChange::Restart => {
@@ -74,7 +74,7 @@ pub fn peer_change_in_words(job: &JobSpec) -> Option<String> {
 /// Warns of a signal or restarts that members never get.
 fn warn_if_untold(job: &JobSpec, issues: &mut FieldIssues) {
     let asks = matches!(job.on_peer_change, OnPeerChange::Signal(_) | OnPeerChange::Restart);
-    if asks && peers::told_tasks(job).is_empty() {
+    if asks && !peers::has_files(job) {
         issues
             .warning(PEER_CHANGE_PATH, "its members have no files of their peers: nothing is told");
     }

@@ -4,6 +4,7 @@ mod budget;
 mod cells;
 mod labels;
 mod listed;
+mod plugins;
 mod pod;
 mod times;
 

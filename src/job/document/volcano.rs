@@ -62,11 +62,6 @@ pub(super) fn job(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> JobSp
 
 fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) {
     for (path, name, value) in spec.entries("plugins", issues) {
-        if name == "ssh" {
-            let why = "no keys are made: members reach each other with the ssh and the keys of their nodes";
-            issues.warning(path, why);
-            continue;
-        }
         let Some((_, plugin)) = Plugin::ALL.iter().find(|(known, _)| *known == name) else {
             let known: Vec<&str> = Plugin::ALL.iter().map(|(name, _)| *name).collect();
             let why = format!("unable to find job plugin {name:?}; there are {}", known.join(", "));
@@ -77,6 +72,9 @@ fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssu
     }
 }
 
+/// Arguments of the plugin `ssh` that bring a key pair.
+const GIVEN_KEYS: [&str; 2] = ["ssh-private-key", "ssh-public-key"];
+
 /// Supported arguments of a plugin, and ignored ones.
 fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'static str]) {
     match plugin {
@@ -84,6 +82,7 @@ fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'stat
         Plugin::Svc => {
             (&["inject-hosts-env"], &["publish-not-ready-addresses", "disable-network-policy"])
         }
+        Plugin::Ssh => (&["ssh-port"], &["ssh-key-file-path"]),
         Plugin::PyTorch => (
             &["master", "worker", "port"],
             &["wait-master-enabled", "wait-master-timeout", "wait-master-image"],
@@ -117,13 +116,19 @@ fn arguments(path: String, plugin: Plugin, value: &Value, issues: &mut FieldIssu
         };
         match given {
             _ if idle.contains(&name) => issues.warning(here, super::NOBODY_READS),
+            Some(_) if plugin == Plugin::Ssh && GIVEN_KEYS.contains(&name) => {
+                let why = "whoever reads the job would have the key: leave it out, and the farm makes a pair";
+                issues.problem(here, why);
+            }
             _ if !honoured.contains(&name) => {
                 let known: Vec<&str> = honoured.iter().chain(idle).copied().collect();
                 let why = format!("there is no argument {name:?}; there are: {}", known.join(", "));
                 issues.problem(here, why);
             }
             None | Some("") => issues.problem(here, format!("write it as --{name}=VALUE")),
-            Some(port) if name == "port" && !port.parse::<u16>().is_ok_and(|port| port > 0) => {
+            Some(port)
+                if name.ends_with("port") && !port.parse::<u16>().is_ok_and(|port| port > 0) =>
+            {
                 issues.problem(here, format!("{port:?} is no port: write a number up to 65535"));
             }
             Some(_) => arguments.push(text.to_owned()),

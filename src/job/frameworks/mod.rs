@@ -21,7 +21,7 @@ use rcfarm_api::job::status::{JobMembers, JobReason};
 use rcfarm_api::manifest::{PeerForm, PeerPart, PeersStanza};
 
 pub(super) use volcano::TASK_INDEX;
-pub use volcano::argument;
+pub use volcano::{argument, ssh};
 
 /// Address of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,18 +4,21 @@ use serde_json::json;
 
 use super::{
     Cluster, FrameworkOutcome, NO_MEMBERS, Operator, TaskCounts, Variable, everywhere, first_of,
-    outcome, tf_config_of, told_of, total,
+    outcome, tf_config_of, told_of, total, unless_set,
 };
 use super::{pytorch, tensorflow};
 use crate::job::machine::PhaseDecision;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Plugin, Slot};
 use rcfarm_api::job::status::JobReason;
-use rcfarm_api::manifest::{PeerForm, PeerPart, PeersForm, PeersStanza};
+use rcfarm_api::manifest::{PeerForm, PeerPart, PeersForm, PeersStanza, SshStanza};
 
 pub(super) struct Volcano;
 
 /// Variables with the index of a member.
 pub(in crate::job) const TASK_INDEX: [&str; 2] = ["VC_TASK_INDEX", "VK_TASK_INDEX"];
+
+/// Default of the plugin `ssh`.
+const SSH_PORT: u16 = 22;
 
 /// Roles of the tensorflow plugin, and its arguments that name their tasks.
 const TF_ROLES: [&str; 4] = ["ps", "worker", "chief", "evaluator"];
@@ -86,6 +89,10 @@ impl Operator for Volcano {
         }
         if let Some(arguments) = plugins.get(&Plugin::Mpi) {
             env.extend(mpi_host(cluster, slot, arguments));
+        }
+        if plugins.contains_key(&Plugin::Ssh) {
+            // Open MPI starts its processes on other members by ssh, whose own default is another file.
+            env.push(unless_set("OMPI_MCA_plm_rsh_args", "-F $(RCFARM_SSH_CONFIG)"));
         }
         // After pytorch, whose rank it takes.
         if let Some(arguments) = plugins.get(&Plugin::HcclRank) {
@@ -190,6 +197,14 @@ fn at_the_end(job: &JobSpec, counts: &TaskCounts<'_>, succeeded: u32) -> Framewo
         false => (PhaseDecision::Failed, JobReason::MinAvailableMissed),
     };
     outcome(verdict, reason, of(job.min_available))
+}
+
+/// What the members of a job with the plugin `ssh` are given.
+#[must_use]
+pub fn ssh(job: &JobSpec) -> Option<SshStanza> {
+    let arguments = job.plugins.get(&Plugin::Ssh)?;
+    let port = argument(arguments, "ssh-port").and_then(|port| port.parse().ok());
+    Some(SshStanza { port: port.unwrap_or(SSH_PORT) })
 }
 
 fn inject_hosts(job: &JobSpec) -> bool {

@@ -4,7 +4,7 @@ use super::*;
 use crate::job::document;
 use crate::job::frameworks::Cluster;
 use rcfarm_api::Index;
-use rcfarm_api::manifest::{PeerChange, PeerSignal, VARIABLES_FILE};
+use rcfarm_api::manifest::{PeerChange, PeerSignal, SshStanza, VARIABLES_FILE};
 
 fn id() -> Namespaced {
     "default/t".parse().unwrap()
@@ -181,6 +181,29 @@ fn stanza_says_what_processes_are_told() {
             assert_eq!(stanza(&alone, &job_slot(&alone)), None);
         }
     }
+}
+
+/// The keys come with every way of telling members of each other, and alone.
+#[test]
+fn plugin_ssh_gives_each_member_its_port() {
+    let ssh = |plugins: Value, on_peer_change| {
+        let job = JobSpec { on_peer_change, ..volcano(plugins, &[("m", 1), ("w", 2)]) };
+        assert_eq!(told_tasks(&job), ["m", "w"].map(str::to_owned).into());
+        stanza(&job, &Slot::new("w", 1)).unwrap()
+    };
+    let alone = ssh(json!({"ssh": []}), OnPeerChange::Restart);
+    assert_eq!(alone.ssh, Some(SshStanza { port: 22 }));
+    // Only files that say something else are told of.
+    assert_eq!((alone.on_change, alone.files.len()), (None, 0));
+    let both = ssh(json!({"ssh": ["--ssh-port=2222"], "svc": []}), OnPeerChange::Restart);
+    assert_eq!(both.ssh, Some(SshStanza { port: 2222 }));
+    assert_eq!((both.on_change, both.files.len()), (Some(PeerChange::Restart), 2));
+    let only = ssh(json!({"ssh": [], "svc": []}), OnPeerChange::Nothing);
+    assert_eq!(only, PeersStanza { ssh: only.ssh.clone(), ..PeersStanza::default() });
+    assert!(only.ssh.is_some());
+    let job = |plugins| volcano(plugins, &[("w", 1)]);
+    assert!(has_files(&job(json!({"ssh": [], "svc": []}))));
+    assert!(!has_files(&job(json!({"ssh": []}))));
 }
 
 /// Only the tasks that somebody is told of are in the record, and a member without a node is `null`.

@@ -10,6 +10,7 @@ mod drained;
 mod late_caches;
 mod peers;
 mod pod_ids;
+mod ssh_keys;
 
 use deletion::nothing_is_left;
 

@@ -17,6 +17,7 @@ use rcfarm_api::ids::{FarmName, NodeName, PodId, RcId, SessionId};
 use rcfarm_api::key;
 use rcfarm_api::rc::status::RcStatus;
 use rcfarm_emulator::{Emulator, Fate, FaultOutcome, Request, Settings};
+use rcfarm_store::sealing::KeySealing;
 use rcfarm_store::session::SessionSettings;
 use rcfarm_store::time::{Clock, IdSource, SystemClock, monotonic};
 use rcfarm_store::{
@@ -67,6 +68,8 @@ pub struct Cluster<S = Emulator> {
     pub discovery: Arc<dyn Discovery>,
     /// Transaction limits of new farms.
     pub limits: TxnLimits,
+    /// How new farms store private keys.
+    pub ssh_keys: KeySealing,
 }
 
 impl Cluster {
@@ -158,6 +161,7 @@ impl<S: Store> Cluster<S> {
             scheduler: None,
             discovery: Arc::new(NoDiscovery),
             limits: TxnLimits::default(),
+            ssh_keys: KeySealing::Refused,
         }
     }
 
@@ -175,6 +179,7 @@ impl<S: Store> Cluster<S> {
             limits: self.limits,
             node_grace: rcfarm::farm::NODE_GRACE,
             job_ttl: None,
+            ssh_keys: self.ssh_keys.clone(),
             finds_leftovers: true,
         };
         (settings, self.env(store))

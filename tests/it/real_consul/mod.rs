@@ -9,6 +9,7 @@ mod gangs;
 mod jobs;
 mod peers;
 mod services;
+mod ssh_keys;
 mod tls;
 mod token_rotation;
 mod unix_socket;

@@ -7,4 +7,5 @@ pub mod identity;
 pub mod peers;
 pub mod phase;
 pub mod spec;
+pub mod ssh_keys;
 pub mod status;

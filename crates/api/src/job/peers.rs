@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::spec::JobUid;
+use super::ssh_keys::SshKeyPair;
 use crate::Stored;
 
 /// Addresses of a job's members.
@@ -22,6 +23,9 @@ pub struct PeersRecord {
     pub revision: u64,
     /// Members by task and index; `None`: it has no node. Only tasks of which members are told.
     pub tasks: BTreeMap<String, Vec<Option<PeerAddress>>>,
+    /// Key pair of the job, if its members reach each other by ssh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<SshKeyPair>,
     /// Fields that we do not know.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -62,6 +66,12 @@ impl PeersRecord {
     pub fn placed(&self, task: &str) -> impl Iterator<Item = &PeerAddress> {
         let members = self.tasks.get(task).into_iter().flatten();
         members.flatten().filter(|peer| peer.is_legal())
+    }
+
+    /// The record without keys, to be kept outside of Consul.
+    #[must_use]
+    pub fn without_keys(&self) -> PeersRecord {
+        PeersRecord { ssh: None, ..self.clone() }
     }
 
     /// These addresses; for members without a node, those of `before`.

@@ -339,6 +339,8 @@ pub enum Plugin {
     Env,
     /// The addresses of all members.
     Svc,
+    /// A key pair for all members.
+    Ssh,
     /// `MASTER_ADDR` and the like.
     PyTorch,
     /// `TF_CONFIG`.
@@ -351,9 +353,10 @@ pub enum Plugin {
 
 impl Plugin {
     /// All, by name.
-    pub const ALL: [(&str, Plugin); 6] = [
+    pub const ALL: [(&str, Plugin); 7] = [
         ("env", Plugin::Env),
         ("svc", Plugin::Svc),
+        ("ssh", Plugin::Ssh),
         ("pytorch", Plugin::PyTorch),
         ("tensorflow", Plugin::TensorFlow),
         ("mpi", Plugin::Mpi),

@@ -111,6 +111,10 @@ pub struct JobStatus {
     /// The records with the addresses of its members, `rcfarm/peers/`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<PublishedPeers>,
+    /// Fingerprint of the public key with which its members reach each other; the pair stands in `rcfarm/job_keys/`.
+    /// [`WITHOUT_KEYS`]: they have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh_key: Option<String>,
     /// Who owns the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<JobOwner>,
@@ -182,6 +186,8 @@ pub enum JobReason {
     Suspended,
     /// Its group waits for the queue.
     WaitingForAdmission,
+    /// It needs ssh keys, and its farm has no key file to encrypt them with.
+    SshKeysRefused,
     /// Members wait for other tasks.
     WaitingForDependency,
     /// Members wait until those of an older attempt are gone.
@@ -372,6 +378,8 @@ impl Stored for JobStatus {}
 
 /// Limit of a status, in bytes. A transaction holds it beside the manifest of a pod and an audit record.
 pub const LARGEST_STATUS: usize = 256 * 1024;
+/// [`JobStatus::ssh_key`] of a job whose members were started by a version that makes no keys.
+pub const WITHOUT_KEYS: &str = "none";
 /// Limit of delayed actions. Further causes wait until one was carried out or dropped.
 pub const MOST_DELAYED: usize = 100;
 /// Longer messages are cut, in bytes.

@@ -30,7 +30,7 @@ pub use crate::hash::content_hash;
 pub use known::{check_for_p2, check_known};
 pub use limits::p2_bytes;
 pub use peers::{
-    PeerChange, PeerForm, PeerPart, PeerSignal, PeersForm, PeersStanza, VARIABLES_FILE,
+    PeerChange, PeerForm, PeerPart, PeerSignal, PeersForm, PeersStanza, SshStanza, VARIABLES_FILE,
 };
 pub use pod::{
     CommandStanza, EnvStanza, EnvVariable, HealthStanza, LaunchableStanza, LimitsStanza, PROCESS,

@@ -22,6 +22,16 @@ pub struct PeersStanza {
     /// What processes that run are told when a file has changed; `None`: nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_change: Option<PeerChange>,
+    /// Files below `.ssh` with which members reach each other. No process is started before they are there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<SshStanza>,
+}
+
+/// `ssh` of `peers`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SshStanza {
+    /// Port at which the members' servers listen.
+    pub port: u16,
 }
 
 /// What the processes of a member are told when its peers are elsewhere. The files are rewritten before.
@@ -199,7 +209,7 @@ impl PeersStanza {
     /// Whether it says nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.variables.is_empty()
+        self.files.is_empty() && self.variables.is_empty() && self.ssh.is_none()
     }
 
     /// The tasks of which it tells.
@@ -314,7 +324,7 @@ mod tests {
                 vec![PeerPart::text("it's"), PeerPart::one("w", 0, PeerForm::Host)],
             )]
             .into(),
-            on_change: None,
+            ..PeersStanza::default()
         };
         let files = stanza.rendered(&peers);
         assert_eq!(files["hosts"], "10.0.0.1\n[fe80::1%eth0]\n");
@@ -329,7 +339,7 @@ mod tests {
         let stanza = PeersStanza {
             files: paths.map(|path| (path.to_owned(), text())).into(),
             variables: names.map(|name| (name.to_owned(), text())).into(),
-            on_change: None,
+            ..PeersStanza::default()
         };
         let files = stanza.rendered(&PeersRecord::default());
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a/b", VARIABLES_FILE]);

@@ -8,7 +8,7 @@ use super::peers::PodPeers;
 use super::pod::PodTask;
 use super::state::{DataDir, StoredPod, read, replace_for};
 use super::users::{UserError, UserIds};
-use super::{AgentSettings, AtShutdown, cgroup};
+use super::{AgentSettings, AtShutdown, cgroup, ssh_files};
 use crate::spec::{PodSpec, ProcessSpec};
 use rcfarm_api::ids::{NodeName, PodId};
 use rcfarm_api::manifest::command_line::{Expanded, Expansion, INHERITED, LONGEST_STRING};
@@ -127,6 +127,10 @@ impl PodTask {
         }
         if self.peers.as_ref().is_some_and(PodPeers::are_written) {
             set("RCFARM_PEERS", home.clone());
+        }
+        let spec_peers = spec.peers.as_ref();
+        if spec_peers.is_some_and(|peers| peers.ssh.is_some()) {
+            set("RCFARM_SSH_CONFIG", format!("{home}/{}", ssh_files::CONFIG));
         }
         set("POD_HOME", home);
         if spec.config.is_some() {

@@ -37,6 +37,7 @@
 //! | [`serve`] | server of pod logs |
 //! | [`services`], `service_sync` | services of pods in Consul's catalog: pure plan; requests to the local Consul agent |
 //! | `pods`, `pod`, `reporter`, `run` | the pods in memory, the writer of reports, the loop |
+//! | `ssh_files` | files with which members of jobs reach each other by ssh |
 //! | `tasks` | background tasks |
 
 pub mod cgroup;
@@ -71,6 +72,7 @@ pub mod serve;
 mod service_sync;
 pub mod services;
 mod single_instance;
+mod ssh_files;
 pub mod state;
 mod tasks;
 pub mod users;
@@ -86,6 +88,7 @@ use rcfarm_store::TxnLimits;
 use rcfarm_store::session::SessionSettings;
 
 pub use run::{Agent, AgentError};
+pub use ssh_files::SshKeyAccess;
 pub use state::LogRetention;
 pub use users::PodPermits;
 
@@ -135,6 +138,8 @@ pub struct AgentSettings {
     pub at_shutdown: AtShutdown,
     /// Users and privileges that pods may have.
     pub permits: PodPermits,
+    /// Which ssh keys of jobs it gives to their members.
+    pub ssh_keys: SshKeyAccess,
 }
 
 /// Longest pause between two attempts to reach Consul: the agent reconnects soon after Consul is back.
@@ -170,6 +175,7 @@ impl AgentSettings {
             limits: TxnLimits::default(),
             at_shutdown: AtShutdown::default(),
             permits: PodPermits::default(),
+            ssh_keys: SshKeyAccess::default(),
         }
     }
 }

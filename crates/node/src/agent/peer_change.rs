@@ -184,8 +184,8 @@ impl PodTask {
         known.attempt = process.attempt + 1;
         if let Some(shown) = shown {
             known.peers = Some(match (change, &known.peers) {
-                (PeerChange::Restart, Some(before)) => shown.or(before),
-                _ => PeersRecord::clone(&shown),
+                (PeerChange::Restart, Some(before)) => shown.without_keys().or(before),
+                _ => shown.without_keys(),
             });
         }
         Some(known.clone())
@@ -269,7 +269,7 @@ impl NodePods {
     fn known(&mut self, id: &PodId, name: &str, record: &PeersRecord) {
         let process = self.by_id.get_mut(id).and_then(|pod| pod.processes.get_mut(name));
         let Some(process) = process else { return };
-        process.peers.known.peers = Some(record.clone());
+        process.peers.known.peers = Some(record.without_keys());
         if let Err(why) = process.peers.known.store(&self.data.launchable(id, name)) {
             warn!(pod = %id, launchable = name, why, "what a process knows of its peers is not stored");
         }
@@ -324,7 +324,7 @@ mod tests {
         PeersStanza {
             files: [("w.host".to_owned(), vec![PeerPart::all("w", PeersForm::Lines)])].into(),
             variables: [("M".to_owned(), vec![PeerPart::one("w", 0, PeerForm::Host)])].into(),
-            on_change: None,
+            ..PeersStanza::default()
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The agent reads `rcfarm/peers/<node>/` with one blocking query, and only while a pod of it has `peers` in its
 //! manifest. The first start of such a pod waits until its files are there, for at most [`LONGEST_WAIT_FOR_PEERS`]; then
-//! it starts with what its environment says. Files are replaced atomically when the record changes. What running
+//! it starts with what its environment says. A pod of a job with ssh keys waits for as long as these are not there
+//! ([`super::ssh_files`]). Files are replaced atomically when the record changes. What running
 //! processes are told then: [`super::peer_change`].
 //!
 //! A home belongs to the pod's user, who may put links there. So the directories above a file are opened one after the
@@ -27,6 +28,7 @@ use super::event::AgentEvent;
 use super::plan::AgentPodState;
 use super::pod::PodTask;
 use super::pods::NodePods;
+use super::ssh_files::SshMember;
 use super::state::make_dir;
 use super::users::{UserError, UserIds};
 use rcfarm_api::Stored;
@@ -45,6 +47,9 @@ const EVERY: Duration = Duration::from_millis(100);
 const EMPTY_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a read that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+
+/// Pause before ssh keys that could not be written are written again: without them no process is started.
+const KEYS_AGAIN: Duration = Duration::from_secs(2);
 
 /// Records of this node by job.
 pub(super) type NodePeers = BTreeMap<Namespaced, Arc<PeersRecord>>;
@@ -155,7 +160,22 @@ impl PodPeers {
         match self.tried {
             _ if self.is_writing && self.stanza.on_change.is_some() => Duration::MAX,
             Some(_) => Duration::ZERO,
+            // Without its keys a member cannot do what the job asks for.
+            None if self.stanza.ssh.is_some() => Duration::MAX,
             None => self.waits_until,
+        }
+    }
+
+    /// Whether no process is started, because its keys cannot be written.
+    pub(super) fn lacks_keys(&self) -> bool {
+        self.stanza.ssh.is_some() && self.problem.is_some()
+    }
+
+    /// What its files hold, for people.
+    fn subject(&self) -> &'static str {
+        match self.stanza.ssh {
+            Some(_) => "the ssh keys and the addresses of its peers",
+            None => "the addresses of its peers",
         }
     }
 
@@ -215,6 +235,7 @@ impl NodePods {
         let Some(pod) = self.by_id.get_mut(id) else { return };
         let hash = pod.intended.hash;
         let Ok(run_as) = pod.spec.as_ref().map(|spec| spec.run_as.clone()) else { return };
+        let job = pod.intended.job.clone();
         let Some(peers) = &mut pod.peers else { return };
         let Some(record) = peers.wanted.clone() else { return };
         peers.is_writing = true;
@@ -231,8 +252,15 @@ impl NodePods {
                     Some(user) => data.make_home(&pod, user)?,
                     None => make_dir(&home).map_err(|error| error.to_string())?,
                 }
-                write_all(&home, &files, user)
+                write_all(&home, &files, user, FOR_ALL)?;
+                let (Some(stanza), Some((job, uid))) = (&stanza.ssh, &job) else { return Ok(()) };
+                let member = SshMember { job, uid: *uid, stanza, home: &home };
+                let keys = settings.ssh_keys.files(&member, &record)?;
+                write_all(&home, &keys, user, FOR_OWNER)
             });
+            if written.is_err() && stanza.ssh.is_some() {
+                sleep(KEYS_AGAIN).await;
+            }
             let _ = events.send(AgentEvent::PeersWritten { pod, hash, record, written });
         });
     }
@@ -250,9 +278,10 @@ impl NodePods {
         let Some(peers) = &mut pod.peers else { return };
         peers.is_writing = false;
         // Files of the pod before it may have been written after those of this one.
-        peers.tried = is_of_this.then_some(record);
+        let is_tried = is_of_this && (written.is_ok() || peers.stanza.ssh.is_none());
+        peers.tried = is_tried.then_some(record);
         peers.problem =
-            written.err().map(|why| format!("the addresses of its peers cannot be written: {why}"));
+            written.err().map(|why| format!("{} cannot be written: {why}", peers.subject()));
     }
 }
 
@@ -272,7 +301,12 @@ impl PodTask {
         let (Some(peers), Some((job, uid))) = (&mut self.peers, &self.intended.job) else {
             return false;
         };
-        let record = records.get(job).filter(|record| record.uid == *uid);
+        let needs_keys = peers.stanza.ssh.is_some();
+        // A farm from before sends none.
+        let is_usable = |record: &&Arc<PeersRecord>| {
+            record.uid == *uid && (record.ssh.is_some() || !needs_keys)
+        };
+        let record = records.get(job).filter(is_usable);
         if let Some(record) = record {
             peers.wanted = Some(record.clone());
         }
@@ -280,6 +314,17 @@ impl PodTask {
         peers.wanted.is_some() && peers.wanted != peers.tried && !peers.is_writing && !is_held
     }
 }
+
+/// Permissions of files, and of directories that are made for them.
+#[derive(Debug, Clone, Copy)]
+struct FileModes {
+    file: u32,
+    dir: u32,
+}
+
+const FOR_ALL: FileModes = FileModes { file: 0o644, dir: 0o755 };
+/// The owner alone may read them.
+const FOR_OWNER: FileModes = FileModes { file: 0o600, dir: 0o700 };
 
 /// Replaces files below a home, by path.
 ///
@@ -289,10 +334,11 @@ fn write_all(
     home: &Path,
     files: &BTreeMap<String, String>,
     user: Option<UserIds>,
+    modes: FileModes,
 ) -> Result<(), String> {
     let opened = open_dir(CWD, home).map_err(|error| format!("{}: {error}", home.display()))?;
     for (path, text) in files {
-        write_below(&opened, path, text.as_bytes(), user)
+        write_below(&opened, path, text.as_bytes(), user, modes)
             .map_err(|error| format!("{path}: {error}"))?;
     }
     Ok(())
@@ -304,13 +350,19 @@ fn open_dir(at: impl std::os::fd::AsFd, path: impl rustix::path::Arg) -> io::Res
 }
 
 /// Replaces one file. Directories above it are made. A link in their place is an error.
-fn write_below(home: &OwnedFd, path: &str, text: &[u8], user: Option<UserIds>) -> io::Result<()> {
+fn write_below(
+    home: &OwnedFd,
+    path: &str,
+    text: &[u8],
+    user: Option<UserIds>,
+    modes: FileModes,
+) -> io::Result<()> {
     // Each writer has a temporary file of its own.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut dir = home.try_clone()?;
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
     for segment in above.split('/').filter(|segment| !segment.is_empty()) {
-        let is_new = match mkdirat(&dir, segment, Mode::from_raw_mode(0o755)) {
+        let is_new = match mkdirat(&dir, segment, Mode::from_raw_mode(modes.dir)) {
             Ok(()) => true,
             Err(rustix::io::Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
@@ -322,7 +374,7 @@ fn write_below(home: &OwnedFd, path: &str, text: &[u8], user: Option<UserIds>) -
     }
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let beside = format!(".{name}.{}-{next}.new", std::process::id());
-    let written = write_new(&dir, &beside, text, user)
+    let written = write_new(&dir, &beside, text, user, modes.file)
         .and_then(|()| Ok(renameat(&dir, &*beside, &dir, name)?));
     if written.is_err() {
         let _ = unlinkat(&dir, &*beside, AtFlags::empty());
@@ -330,11 +382,17 @@ fn write_below(home: &OwnedFd, path: &str, text: &[u8], user: Option<UserIds>) -
     written
 }
 
-fn write_new(dir: &OwnedFd, name: &str, text: &[u8], user: Option<UserIds>) -> io::Result<()> {
+fn write_new(
+    dir: &OwnedFd,
+    name: &str,
+    text: &[u8],
+    user: Option<UserIds>,
+    mode: u32,
+) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(openat(dir, name, flags, Mode::from_raw_mode(0o600))?);
     file.write_all(text)?;
-    fchmod(&file, Mode::from_raw_mode(0o644))?;
+    fchmod(&file, Mode::from_raw_mode(mode))?;
     if let Some((uid, gid)) = user {
         fchown(&file, Some(uid), Some(gid))?;
     }
@@ -356,9 +414,10 @@ mod tests {
     fn files_are_replaced_by_new_ones() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("etc/volcano/w.host");
-        write_all(home.path(), &files(&[("etc/volcano/w.host", "a\n"), ("x", "1")]), None).unwrap();
+        write_all(home.path(), &files(&[("etc/volcano/w.host", "a\n"), ("x", "1")]), None, FOR_ALL)
+            .unwrap();
         let opened = fs::File::open(&path).unwrap();
-        write_all(home.path(), &files(&[("etc/volcano/w.host", "b\n")]), None).unwrap();
+        write_all(home.path(), &files(&[("etc/volcano/w.host", "b\n")]), None, FOR_ALL).unwrap();
         assert_eq!(io::read_to_string(opened).unwrap(), "a\n", "a reader has the old one, whole");
         assert_eq!(fs::read_to_string(&path).unwrap(), "b\n");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
@@ -373,29 +432,48 @@ mod tests {
         let secret = other.path().join("volcano");
         fs::create_dir(&secret).unwrap();
         symlink(other.path(), home.path().join("etc")).unwrap();
-        let error =
-            write_all(home.path(), &files(&[("etc/volcano/w.host", "a")]), None).unwrap_err();
+        let error = write_all(home.path(), &files(&[("etc/volcano/w.host", "a")]), None, FOR_ALL)
+            .unwrap_err();
         assert!(error.starts_with("etc/volcano/w.host: "), "{error}");
         assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
         // A link in place of the file is replaced, not written through.
         let target = other.path().join("target");
         fs::write(&target, "old").unwrap();
         symlink(&target, home.path().join("hostfile")).unwrap();
-        write_all(home.path(), &files(&[("hostfile", "new")]), None).unwrap();
+        write_all(home.path(), &files(&[("hostfile", "new")]), None, FOR_ALL).unwrap();
         assert_eq!(fs::read_to_string(&target).unwrap(), "old");
         assert_eq!(fs::read_to_string(home.path().join("hostfile")).unwrap(), "new");
         // The home itself.
         let link = other.path().join("home");
         symlink(home.path(), &link).unwrap();
-        assert!(write_all(&link, &files(&[("a", "")]), None).is_err());
+        assert!(write_all(&link, &files(&[("a", "")]), None, FOR_ALL).is_err());
     }
 
     #[test]
     fn file_that_cannot_be_replaced_leaves_nothing_behind() {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir_all(home.path().join("hostfile/full")).unwrap();
-        let error = write_all(home.path(), &files(&[("hostfile", "a")]), None).unwrap_err();
+        let error =
+            write_all(home.path(), &files(&[("hostfile", "a")]), None, FOR_ALL).unwrap_err();
         assert!(error.starts_with("hostfile: "), "{error}");
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn secret_files_are_for_their_owner() {
+        let home = tempfile::tempdir().unwrap();
+        let of = |text| files(&[(".ssh/id_ed25519", text)]);
+        for text in ["one", "another"] {
+            write_all(home.path(), &of(text), None, FOR_OWNER).unwrap();
+            let path = home.path().join(".ssh/id_ed25519");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+            let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+            assert_eq!([mode(&path), mode(&home.path().join(".ssh"))], [0o600, 0o700]);
+        }
+        let other = tempfile::tempdir().unwrap();
+        fs::remove_dir_all(home.path().join(".ssh")).unwrap();
+        symlink(other.path(), home.path().join(".ssh")).unwrap();
+        assert!(write_all(home.path(), &of("secret"), None, FOR_OWNER).is_err());
+        assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0);
     }
 }

@@ -464,9 +464,11 @@ impl PodTask {
         next
     }
 
-    /// Whether a process is in its first start and waits for no other node. Such a pod is not reported yet.
+    /// Whether a process is in its first start, and waits neither for another node nor for keys that cannot be written.
+    /// Such a pod is not reported yet.
     pub(super) fn is_first_start(&self) -> bool {
         self.waits_for.is_empty()
+            && !self.peers.as_ref().is_some_and(PodPeers::lacks_keys)
             && self.processes.values().any(|process| match process.state {
                 AgentPodState::Starting => true,
                 AgentPodState::Waiting(_) => {

@@ -48,7 +48,7 @@ fn run_policy() -> Value {
 fn documents() -> Vec<Value> {
     let volcano = json!({"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": metadata(),
         "spec": {"priorityClassName": "high", "policies": [{"event": "PodFailed", "action": "RestartJob"}],
-            "plugins": {"env": [], "ssh": [], "svc": ["--disable-network-policy=true"],
+            "plugins": {"env": [], "ssh": ["--ssh-key-file-path=/root/.ssh"], "svc": ["--disable-network-policy=true"],
                 "pytorch": ["--wait-master-enabled=true"], "tensorflow": [], "mpi": ["--port=22"]},
             "runPolicy": run_policy(), "restartDelay": {"first": "1s"},
             "tasks": [{"name": "master", "replicas": 1, "dependsOn": {"name": []}, "template": template("c"),
