@@ -271,7 +271,7 @@ fn each_rule_of_admission_names_the_field_and_what_is_wrong() {
             "spec.policies[0].timeout",
             "90s, 5m",
         ),
-        ("/spec/plugins", json!({"ray": []}), "spec.plugins.ray", "unable to find job plugin"),
+        ("/spec/plugins", json!({"dgl": []}), "spec.plugins.dgl", "unable to find job plugin"),
         (
             "/spec/plugins",
             json!({"mpi": []}),

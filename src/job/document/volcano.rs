@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::fields::{FieldIssues, FieldReader};
 use super::template::template;
 use super::{Defaults, base, priority_class, run_policy};
+use crate::job::frameworks::ray;
 use rcfarm_api::command::CommandAction;
 use rcfarm_api::job::spec::{
     Framework, JobSpec, JobTask, LifecyclePolicy, Plugin, PolicyEvent, Restart,
@@ -42,6 +43,7 @@ pub(super) fn job(spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> JobSp
     }
     job.priority_class = priority_class(spec, "priorityClassName", issues);
     plugins(&mut job, spec, issues);
+    ray_commands(&mut job, issues);
     if let Some(ttl) = spec.count("ttlSecondsAfterFinished", issues) {
         job.ttl = Some(Duration::from_secs(ttl.into()));
     }
@@ -72,6 +74,30 @@ fn plugins(job: &mut JobSpec, spec: &mut FieldReader<'_>, issues: &mut FieldIssu
     }
 }
 
+/// Gives the members of a Ray cluster their commands, in place of the document's, which need none.
+fn ray_commands(job: &mut JobSpec, issues: &mut FieldIssues) {
+    let Some(arguments) = job.plugins.get(&Plugin::Ray).cloned() else { return };
+    if ray::head(job).is_none() {
+        issues.problem(
+            "spec.plugins.ray",
+            "there is no task of the head: name it head, or say --head=TASK",
+        );
+    }
+    for (n, task) in job.tasks.iter_mut().enumerate() {
+        for (m, container) in task.template.containers.iter_mut().enumerate() {
+            let Some(command) = ray::command(&arguments, &task.name, &container.name) else {
+                continue;
+            };
+            let path = format!("spec.tasks[{n}].template.spec.containers[{m}].command");
+            if !std::mem::replace(&mut container.command, command).is_empty() {
+                issues.warning(path, "the plugin ray starts ray in its place");
+            } else {
+                issues.problems.retain(|issue| issue.path != path);
+            }
+        }
+    }
+}
+
 /// Arguments of the plugin `ssh` that bring a key pair.
 const GIVEN_KEYS: [&str; 2] = ["ssh-private-key", "ssh-public-key"];
 
@@ -89,6 +115,18 @@ fn known_arguments(plugin: Plugin) -> (&'static [&'static str], &'static [&'stat
         ),
         Plugin::TensorFlow => (&["ps", "worker", "chief", "evaluator", "port"], &[]),
         Plugin::Mpi => (&["master", "worker"], &["port"]),
+        Plugin::Ray => (
+            &[
+                "head",
+                "worker",
+                "headContainer",
+                "workerContainer",
+                "port",
+                "dashboardPort",
+                "clientPort",
+            ],
+            &[],
+        ),
         Plugin::HcclRank => (&["master", "worker"], &[]),
     }
 }
@@ -127,7 +165,8 @@ fn arguments(path: String, plugin: Plugin, value: &Value, issues: &mut FieldIssu
             }
             None | Some("") => issues.problem(here, format!("write it as --{name}=VALUE")),
             Some(port)
-                if name.ends_with("port") && !port.parse::<u16>().is_ok_and(|port| port > 0) =>
+                if name.to_ascii_lowercase().ends_with("port")
+                    && !port.parse::<u16>().is_ok_and(|port| port > 0) =>
             {
                 issues.problem(here, format!("{port:?} is no port: write a number up to 65535"));
             }

@@ -6,6 +6,7 @@
 
 pub mod mpi;
 mod pytorch;
+pub mod ray;
 mod tensorflow;
 #[cfg(test)]
 mod tests;

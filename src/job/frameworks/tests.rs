@@ -254,6 +254,64 @@ fn verdict(job: &JobSpec, counts: &[(&'static str, TaskCount)]) -> PhaseDecision
     decide(job, counts).0
 }
 
+/// `ray.go`: the commands replace the containers' own, and need none there.
+#[test]
+fn ray_starts_its_head_and_joins_it() {
+    let container = |name: &str| json!({"spec": {"containers": [{"name": name}]}});
+    let cluster = |arguments: Value, names: [&str; 4]| {
+        let [head, in_head, worker, in_worker] = names;
+        let tasks = json!([{"name": head, "replicas": 1, "template": container(in_head)},
+            {"name": worker, "replicas": 2, "template": container(in_worker)}]);
+        job(json!({"spec": {"plugins": {"ray": arguments}, "tasks": tasks}}))
+    };
+    let started = |job: &JobSpec, task: usize| {
+        let command = &job.tasks[task].template.containers[0].command;
+        let env = environment(job, &job.tasks[task].name, 0, "");
+        let mut text = command.join(" ");
+        for (name, value) in &env {
+            text = text.replace(&format!("$({name})"), value);
+        }
+        text
+    };
+    let plain = cluster(json!([]), ["head", "head", "worker", "worker"]);
+    assert_eq!(
+        [started(&plain, 0), started(&plain, 1)],
+        [
+            "sh -c ray start --head --block --dashboard-host=0.0.0.0 --port=6379 --dashboard-port=8265 \
+             --ray-client-server-port=10001",
+            "sh -c ray start --block --address=j-head-0:6379",
+        ]
+    );
+    let env = environment(&plain, "worker", 1, "");
+    assert_eq!(value(&env, "VC_HEAD_HOSTS"), "j-head-0", "svc comes with it");
+    let named = json!([
+        "--head=h",
+        "--headContainer=hc",
+        "--worker=w",
+        "--workerContainer=wc",
+        "--port=1",
+        "--dashboardPort=2",
+        "--clientPort=3"
+    ]);
+    let named = cluster(named, ["h", "hc", "w", "wc"]);
+    assert!(
+        started(&named, 0).ends_with(" --port=1 --dashboard-port=2 --ray-client-server-port=3")
+    );
+    assert_eq!(started(&named, 1), "sh -c ray start --block --address=j-h-0:1");
+    let head = Slot::new("head", 0);
+    assert_eq!(of(Framework::Volcano).meets_at(&plain), [head], "workers wait for its place");
+    let listeners = |task: usize| of(Framework::Volcano).listeners(&plain, &plain.tasks[task]);
+    assert_eq!([listeners(0), listeners(1)], [1, 0]);
+}
+
+#[test]
+fn ssh_tells_open_mpi_of_its_configuration() {
+    let plugins = json!({"plugins": {"ssh": []}});
+    let job = volcano(&[("a", 2)], plugins);
+    let env = environment(&job, "a", 0, "");
+    assert_eq!(value(&env, "OMPI_MCA_plm_rsh_args"), "-F $(RCFARM_SSH_CONFIG)");
+}
+
 #[test]
 fn rule_r_f_j3_f_j4_f_j6_to_f_j13() {
     use PhaseDecision::{Empty, Enough, Failed, Short, Succeeded, TooManyPending};

@@ -6,13 +6,17 @@ use super::{
     Cluster, FrameworkOutcome, NO_MEMBERS, Operator, TaskCounts, Variable, everywhere, first_of,
     outcome, tf_config_of, told_of, total, unless_set,
 };
-use super::{pytorch, tensorflow};
+use super::{pytorch, ray, tensorflow};
 use crate::job::machine::PhaseDecision;
 use rcfarm_api::job::spec::{JobSpec, JobTask, Plugin, Slot};
 use rcfarm_api::job::status::JobReason;
 use rcfarm_api::manifest::{PeerForm, PeerPart, PeersForm, PeersStanza, SshStanza};
 
 pub(super) struct Volcano;
+
+/// Plugins whose members are told of all hosts: Volcano's webhook adds `svc` to the others.
+const MEETS: [Plugin; 5] =
+    [Plugin::Svc, Plugin::PyTorch, Plugin::TensorFlow, Plugin::Mpi, Plugin::Ray];
 
 /// Variables with the index of a member.
 pub(in crate::job) const TASK_INDEX: [&str; 2] = ["VC_TASK_INDEX", "VK_TASK_INDEX"];
@@ -54,6 +58,7 @@ impl Operator for Volcano {
         let tf = tf_role(job, task).map(|arguments| port_of(arguments, tensorflow::PORT));
         let torch = || role(job, task, Plugin::PyTorch, "master");
         tf.or_else(|| torch().map(|arguments| port_of(arguments, pytorch::PORT)))
+            .or_else(|| ray::listens(job, task))
     }
 
     fn listeners(&self, job: &JobSpec, task: &JobTask) -> u32 {
@@ -77,8 +82,7 @@ impl Operator for Volcano {
         if plugins.contains_key(&Plugin::Env) {
             env.extend(TASK_INDEX.map(|name| everywhere(name, slot.index)));
         }
-        let meets = [Plugin::Svc, Plugin::PyTorch, Plugin::TensorFlow, Plugin::Mpi];
-        if meets.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(cluster.job) {
+        if MEETS.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(cluster.job) {
             env.extend(cluster.job.tasks.iter().flat_map(|task| hosts_of(cluster, task)));
         }
         if let Some(arguments) = plugins.get(&Plugin::PyTorch) {
@@ -90,6 +94,7 @@ impl Operator for Volcano {
         if let Some(arguments) = plugins.get(&Plugin::Mpi) {
             env.extend(mpi_host(cluster, slot, arguments));
         }
+        env.extend(ray::environment(cluster, slot));
         if plugins.contains_key(&Plugin::Ssh) {
             // Open MPI starts its processes on other members by ssh, whose own default is another file.
             env.push(unless_set("OMPI_MCA_plm_rsh_args", "-F $(RCFARM_SSH_CONFIG)"));
@@ -113,8 +118,7 @@ impl Operator for Volcano {
                 stanza.files.insert(file, vec![PeerPart::all(&task.name, PeersForm::Lines)]);
             }
         }
-        let meets = [Plugin::Svc, Plugin::PyTorch, Plugin::TensorFlow, Plugin::Mpi];
-        if meets.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(job) {
+        if MEETS.iter().any(|plugin| plugins.contains_key(plugin)) && inject_hosts(job) {
             for task in &job.tasks {
                 let hosts = vec![PeerPart::all(&task.name, PeersForm::Hosts)];
                 stanza.variables.insert(hosts_variable(task), hosts);
@@ -131,6 +135,9 @@ impl Operator for Volcano {
                 stanza.variables.extend(told_of(&master.name, 0, &names).variables);
             }
         }
+        stanza
+            .variables
+            .extend(ray::peers(job, slot).map(|told| told.variables).unwrap_or_default());
         if let Some(arguments) = plugins.get(&Plugin::Mpi) {
             let role = |name| argument(arguments, name).unwrap_or(name);
             if let Some(worker) = job.task(role("worker")).filter(|_| slot.task == role("master")) {
@@ -145,7 +152,8 @@ impl Operator for Volcano {
         let master = |arguments: &Vec<String>| {
             first_of(job.task(argument(arguments, "master").unwrap_or("master")))
         };
-        job.plugins.get(&Plugin::PyTorch).and_then(master).into_iter().collect()
+        let torch = job.plugins.get(&Plugin::PyTorch).and_then(master);
+        torch.into_iter().chain(first_of(ray::head(job))).collect()
     }
 
     /// Rule R. A task with `minAvailable` that has no members left to succeed counts, too.

@@ -86,6 +86,7 @@ fn jobs() -> Vec<JobSpec> {
         volcano(json!({"tensorflow": []}), &roles),
         volcano(json!({"pytorch": []}), &[("master", 1), ("worker", 2)]),
         volcano(json!({"mpi": []}), &[("master", 1), ("worker", 2)]),
+        volcano(json!({"ray": []}), &[("head", 1), ("worker", 2)]),
     ]
 }
 
@@ -136,7 +137,7 @@ fn files_of_the_frameworks() {
         stanza(job, slot).unwrap().rendered(&record).remove(path).unwrap()
     };
     let jobs = jobs();
-    let [tf, .., mpi, svc, _, _, _] = &jobs[..] else { panic!() };
+    let [tf, .., mpi, svc, _, _, _, _] = &jobs[..] else { panic!() };
     let config: Value =
         serde_json::from_str(&text(tf, &Slot::new("Worker", 1), "tf_config.json")).unwrap();
     assert_eq!(config["cluster"]["ps"], json!(["10.0.0.0:2223", "10.0.0.1:20002"]));

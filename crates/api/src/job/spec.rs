@@ -347,19 +347,22 @@ pub enum Plugin {
     TensorFlow,
     /// `MPI_HOST`.
     Mpi,
+    /// The commands of a Ray cluster.
+    Ray,
     /// The member's rank for Huawei's collective communication library.
     HcclRank,
 }
 
 impl Plugin {
     /// All, by name.
-    pub const ALL: [(&str, Plugin); 7] = [
+    pub const ALL: [(&str, Plugin); 8] = [
         ("env", Plugin::Env),
         ("svc", Plugin::Svc),
         ("ssh", Plugin::Ssh),
         ("pytorch", Plugin::PyTorch),
         ("tensorflow", Plugin::TensorFlow),
         ("mpi", Plugin::Mpi),
+        ("ray", Plugin::Ray),
         ("hcclrank", Plugin::HcclRank),
     ];
 }
