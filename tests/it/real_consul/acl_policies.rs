@@ -96,6 +96,17 @@ async fn doctor_knows_what_each_role_needs() {
     let of_viewer = failures(&viewer, "user").await;
     assert!(of_viewer.contains(&"replication_controllers/".to_owned()), "{of_viewer:?}");
     assert!(!of_viewer.contains(&"rcfarm/nodes/".to_owned()), "it may read: {of_viewer:?}");
+    // Key pairs of jobs are for farms, and the copies below rcfarm/peers/n1/ for that node.
+    for (program, others) in [(&node, true), (&user, true), (&viewer, true), (&farm, false)] {
+        let all: serde_json::Value =
+            serde_json::from_str(&run(program, "-o json doctor").await.stdout).unwrap();
+        for tree in ["rcfarm/job_keys/", "rcfarm/peers/"] {
+            let mut checks = all.as_array().unwrap().iter();
+            let check = checks.find(|check| check["check"] == tree).unwrap();
+            let is_denied = check["detail"].as_str().unwrap().starts_with("may not be read");
+            assert_eq!(is_denied, others, "{check}");
+        }
+    }
     // The policy permits services that begin with app-, and the agent's own.
     let of_services = "node --node n1 --service app-* --service app-web --service web";
     assert_eq!(failures(&node, of_services).await, ["service \"web\""]);

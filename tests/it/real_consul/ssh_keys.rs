@@ -20,7 +20,7 @@ spec:
   plugins: {ssh: [--ssh-port=2222]}
   tasks:
     - {name: w, replicas: 2, template: {spec: {restartPolicy: Never, terminationGracePeriodSeconds: 1,
-        containers: [{name: c, command: [sh, -c, 'ls .ssh > found; echo $RCFARM_SSH_CONFIG >> found; sleep 600'],
+        containers: [{name: c, command: [sh, -c, '(ls .ssh; echo $RCFARM_SSH_CONFIG) > new; mv new found; sleep 600'],
           resources: {requests: {cpu: 1}}}]}}}
 ";
 
