@@ -111,6 +111,9 @@ pub struct KindSpec {
     pub reads: Vec<Prefix>,
     /// Prefixes that controllers write, besides locks.
     pub writes: Vec<Prefix>,
+    /// Prefixes that controllers read and write for some records alone. A farm starts without the right to them; `doctor`
+    /// checks it.
+    pub optional_writes: Vec<Prefix>,
     /// Prefixes that users write, by the policy `user.hcl`.
     pub user_writes: Vec<Prefix>,
     /// Prefixes that may be empty for long. They get a sentinel key, since a watch on an empty prefix wakes on
@@ -155,6 +158,7 @@ impl KindSpec {
             batches_commits: false,
             reads: Vec::new(),
             writes: Vec::new(),
+            optional_writes: Vec::new(),
             user_writes: Vec::new(),
             sentinels: Vec::new(),
             seeds: Vec::new(),
@@ -168,7 +172,7 @@ impl KindSpec {
         self.locks.key_of(id.as_str())
     }
 
-    /// All prefixes that a farm reads for this kind.
+    /// All prefixes that a farm must be able to read for this kind.
     pub fn readable(&self) -> impl Iterator<Item = &Prefix> {
         [&self.records, &self.locks, &self.labels]
             .into_iter()
@@ -178,7 +182,7 @@ impl KindSpec {
 
     /// All prefixes that a farm writes for this kind.
     pub fn writable(&self) -> impl Iterator<Item = &Prefix> {
-        std::iter::once(&self.locks).chain(&self.writes)
+        std::iter::once(&self.locks).chain(&self.writes).chain(&self.optional_writes)
     }
 }
 

@@ -56,8 +56,9 @@ pub fn spec() -> KindSpec {
             key::labels(LabelKind::Pod),
             key::intents(),
             key::peers_records(),
-            key::job_keys_records(),
         ],
+        // Of jobs with the plugin `ssh`.
+        optional_writes: vec![key::job_keys_records()],
         user_writes: vec![key::jobs(), key::job_labels(), key::commands()],
         sentinels: vec![key::jobs()],
         checks: vec![RecordCheck {
