@@ -2,8 +2,8 @@
 //! controllers from files.
 //! `rcfarm dev --apply` takes the same files.
 //!
-//! Everything is read and checked before the first write. Then come cells, priority classes, queues, parents first, then
-//! controllers, JobTemplates, JobFlows, CronJobs, jobs: each object is a transaction of its own. A crash between two
+//! Everything is read and checked before the first write. Then come cells, priority classes, job types, queues, parents
+//! first, then controllers, JobTemplates, JobFlows, CronJobs, jobs: each object is a transaction of its own. A crash between two
 //! leaves the first applied; `apply` again applies the rest.
 
 use serde_json::Value;
@@ -16,6 +16,7 @@ use super::failure::{CliExit, failure};
 use super::files::contents;
 use super::flow::kind::{JOB_FLOW, JOB_TEMPLATE};
 use super::job::apply::{DescribedJob, WantedJob};
+use super::job_type::apply::{DescribedType, WantedTypes};
 use super::priority_class::apply::{DescribedClass, WantedClasses};
 use super::queue::apply::{DescribedQueue, WantedQueues};
 use super::queue::kind::{POD_GROUP, SCHEDULER};
@@ -23,6 +24,7 @@ use super::rc::apply::{DescribedRc, WantedRc};
 use super::wanted::{AppliedObject, ApplyAction, PlannedObject, WantedObject, wrong};
 use crate::job::document;
 use rcfarm_api::ids::Namespace;
+use rcfarm_api::job::job_type;
 use rcfarm_store::StoreError;
 
 /// Kinds of records that are the user's own documents, in the order in which they are applied.
@@ -33,8 +35,8 @@ const AUDIT_BYTES: usize = 16 * 1024;
 
 #[derive(clap::Args)]
 pub struct FileArgs {
-    /// A YAML or JSON file with jobs, CronJobs, JobFlows, JobTemplates, queues, priority classes, cells and replication
-    /// controllers, or a directory of such files; - reads standard input; may be repeated
+    /// A YAML or JSON file with jobs, CronJobs, JobFlows, JobTemplates, queues, priority classes, job types, cells and
+    /// replication controllers, or a directory of such files; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<String>,
     /// Namespace of jobs whose document has none (`--namespace` is that of Consul Enterprise)
@@ -128,6 +130,7 @@ struct Wanted {
     /// At most one.
     cells: Vec<WantedCells>,
     classes: WantedClasses,
+    types: WantedTypes,
     queues: WantedQueues,
     controllers: Vec<WantedRc>,
     documents: Vec<WantedDocument>,
@@ -146,6 +149,7 @@ impl Wanted {
         let mut problems = Vec::new();
         let cells = WantedCells::read(context, described.cells, &mut problems).await?;
         let classes = WantedClasses::read(context, described.classes, &mut problems).await?;
+        let types = WantedTypes::read(context, described.types, &mut problems).await?;
         let queues = WantedQueues::read(context, described.queues, &mut problems).await?;
         let controllers = WantedRc::read_all(context, described.controllers).await?;
         let after = queues.after(classes.after());
@@ -155,9 +159,11 @@ impl Wanted {
         let documents = WantedDocument::read_all(context, documents, &after, &mut problems).await?;
         let model = cells.first().map(WantedCells::model);
         let jobs =
-            WantedJob::read_all(context, described.jobs, (&after, model), &mut problems).await?;
+            WantedJob::read_all(context, described.jobs, (&after, model, &types), &mut problems);
+        let jobs = jobs.await?;
         check_sizes(context, &cells, &mut problems);
         check_sizes(context, &classes.all, &mut problems);
+        check_sizes(context, &types.all, &mut problems);
         check_sizes(context, &queues.all, &mut problems);
         check_sizes(context, &controllers, &mut problems);
         check_sizes(context, &documents, &mut problems);
@@ -166,7 +172,7 @@ impl Wanted {
             let why = format!("{files} cannot be applied:\n  {}", problems.join("\n  "));
             return Err(failure(why, "correct the fields named; nothing was changed"));
         }
-        Ok(Wanted { cells, classes, queues, controllers, documents, jobs })
+        Ok(Wanted { cells, classes, types, queues, controllers, documents, jobs })
     }
 
     /// Applies the objects until one fails. `applied`: those that were applied.
@@ -177,6 +183,7 @@ impl Wanted {
     ) -> anyhow::Result<()> {
         apply_all(context, &self.cells, applied).await?;
         apply_all(context, &self.classes.all, applied).await?;
+        apply_all(context, &self.types.all, applied).await?;
         apply_all(context, &self.queues.all, applied).await?;
         apply_all(context, &self.controllers, applied).await?;
         apply_all(context, &self.documents, applied).await?;
@@ -186,11 +193,13 @@ impl Wanted {
     fn plan(&self) -> Vec<PlannedObject> {
         let cells = self.cells.iter().map(WantedObject::planned);
         let classes = self.classes.all.iter().map(WantedObject::planned);
+        let types = self.types.all.iter().map(WantedObject::planned);
         let queues = self.queues.all.iter().map(WantedObject::planned);
         let controllers = self.controllers.iter().map(WantedObject::planned);
         let documents = self.documents.iter().map(WantedObject::planned);
         let jobs = self.jobs.iter().map(WantedObject::planned);
-        cells.chain(classes).chain(queues).chain(controllers).chain(documents).chain(jobs).collect()
+        let first = cells.chain(classes).chain(types).chain(queues);
+        first.chain(controllers).chain(documents).chain(jobs).collect()
     }
 }
 
@@ -199,6 +208,7 @@ impl Wanted {
 pub(super) struct DescribedObjects {
     cells: Vec<DescribedCells>,
     classes: Vec<DescribedClass>,
+    types: Vec<DescribedType>,
     queues: Vec<DescribedQueue>,
     controllers: Vec<DescribedRc>,
     pub(super) documents: Vec<DescribedDocument>,
@@ -216,6 +226,7 @@ impl DescribedObjects {
         let is_empty =
             self.queues.is_empty() && self.controllers.is_empty() && self.documents.is_empty();
         let is_empty = is_empty && self.classes.is_empty() && self.cells.is_empty();
+        let is_empty = is_empty && self.types.is_empty();
         if files.is_empty() || !(is_empty && self.jobs.is_empty()) {
             return Ok(());
         }
@@ -239,6 +250,7 @@ impl DescribedObjects {
         }
         match document.get("kind").and_then(Value::as_str) {
             Some("PriorityClass") => self.classes.push(DescribedClass::new(at, &document)?),
+            Some(job_type::KIND) => self.types.push(DescribedType::new(at, &document)?),
             Some("List") => {
                 let items = document.get("items").and_then(Value::as_array);
                 for (n, item) in items.into_iter().flatten().enumerate() {

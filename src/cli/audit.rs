@@ -347,6 +347,14 @@ fn what(record: &AuditRecord) -> String {
                 value(&d.after)
             )
         }
+        Details::JobTypeChanged(d) => {
+            let what = match (&d.before, &d.after) {
+                (_, None) => "deleted",
+                (None, Some(_)) => "created",
+                (Some(_), Some(_)) => "changed",
+            };
+            format!("job type {} {what}", d.job_type)
+        }
         Details::CellsChanged(d) => {
             let what = if d.before.is_some() { "changed" } else { "created" };
             format!("cells {what}")

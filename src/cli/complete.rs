@@ -72,6 +72,7 @@ enum Named {
     Flow,
     Group,
     Job,
+    JobType,
     Node,
     Pod,
     PriorityClass,
@@ -97,6 +98,9 @@ impl Named {
             "POD" => Named::Pod,
             "QUEUE" => Named::Queue,
             "CLASS" if path != ["priority-class", "create"] => Named::PriorityClass,
+            "KIND" if path == ["job", "type", "get"] || path == ["job", "type", "delete"] => {
+                Named::JobType
+            }
             "VC" => Named::VirtualCluster,
             "NAME" if path == ["farm", "confirm"] => Named::Farm,
             _ => return None,
@@ -162,6 +166,7 @@ async fn list(context: &CommandContext, named: Named) -> anyhow::Result<BTreeSet
         Named::Flow => key::job_flows(),
         Named::Group => key::pod_groups(),
         Named::Job => key::jobs(),
+        Named::JobType => key::job_types(),
         Named::Node => key::nodes(),
         Named::Pod => key::pod_statuses(),
         Named::PriorityClass => key::priority_classes(),
@@ -187,7 +192,7 @@ fn name(named: Named, prefix: &Prefix, key: &str) -> Option<String> {
         }
         Named::Node => tail.parse::<NodeName>().ok().map(String::from),
         Named::Pod => tail.split('/').next()?.parse::<PodId>().ok().map(String::from),
-        Named::PriorityClass | Named::Scheduler => {
+        Named::JobType | Named::PriorityClass | Named::Scheduler => {
             tail.parse::<ObjectName>().ok().map(String::from)
         }
         Named::Queue => tail.parse::<QueueName>().ok().map(String::from),
@@ -253,6 +258,7 @@ mod tests {
             ("farm confirm", Some(Named::Farm)),
             ("priority-class get", Some(Named::PriorityClass)),
             ("priority-class create", None),
+            ("job type get", Some(Named::JobType)),
             ("cell status", Some(Named::VirtualCluster)),
             ("node run --name", None),
             ("rc", None),

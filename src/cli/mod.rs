@@ -28,6 +28,7 @@ mod farm_run;
 mod files;
 mod flow;
 mod job;
+mod job_type;
 mod label;
 mod node;
 mod node_run;
@@ -75,7 +76,7 @@ enum Command {
     #[command(subcommand)]
     Flow(flow::FlowCommand),
     /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob, JobFlow, JobTemplate and Queue,
-    /// Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, Pod, PriorityClass, HiveD's configuration of cells, and
+    /// Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, Pod, PriorityClass, JobType, HiveD's configuration of cells, and
     /// replication_controllers
     Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error

@@ -1,6 +1,7 @@
 //! Controller of one claimed job: reads, plans, commits one transaction.
 
 mod batched_start;
+mod job_type;
 mod keys;
 mod publish;
 mod step;
@@ -534,8 +535,9 @@ impl Controller for JobController {
         };
         let rung = self.caches.answer_bell(&self.id).await?;
         self.known.read(rung, &self.caches, &self.claimed.wake);
-        let Some(mut input) = self.read_input(record).await? else {
-            return Ok(Action::AwaitChange);
+        let mut input = match self.read_input(record).await? {
+            Ok(input) => input,
+            Err(action) => return Ok(action),
         };
         if self.waits_for_others(&input).await? {
             return Ok(Action::AwaitChange);
@@ -545,10 +547,10 @@ impl Controller for JobController {
         }
         let mut step = offload(input.record.size(), || self.plan_step(&input)).await?;
         if self.read_stopped(&input, &step).await? {
-            let Some(again) = self.read_input(record).await? else {
-                return Ok(Action::AwaitChange);
+            input = match self.read_input(record).await? {
+                Ok(again) => again,
+                Err(action) => return Ok(action),
             };
-            input = again;
             if let Some(action) = self.ensure_keys(&mut input).await? {
                 return Ok(action);
             }

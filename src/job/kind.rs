@@ -19,9 +19,10 @@ use crate::farm::kind::{
 };
 use crate::farm::records::Records;
 use crate::farm::subscriptions::{Subscriber, Waker};
-use rcfarm_api::ids::{Namespaced, PodRef, RecordId};
+use rcfarm_api::ids::{Namespaced, ObjectName, PodRef, RecordId};
+use rcfarm_api::job::job_type::JobTypeRecord;
 use rcfarm_api::key::{self, LabelKind};
-use rcfarm_api::{FieldError, InvalidText};
+use rcfarm_api::{FieldError, InvalidText, Stored as _};
 use rcfarm_store::sealing::KeySealing;
 use rcfarm_store::time::IdSource;
 use rcfarm_store::watch::PollPolicy;
@@ -47,6 +48,7 @@ pub fn spec() -> KindSpec {
             key::pod_group_statuses(),
             key::realities(),
             key::pod_statuses(),
+            key::job_types(),
         ],
         writes: vec![
             key::jobs(),
@@ -61,12 +63,20 @@ pub fn spec() -> KindSpec {
         optional_writes: vec![key::job_keys_records()],
         user_writes: vec![key::jobs(), key::job_labels(), key::commands()],
         sentinels: vec![key::jobs()],
-        checks: vec![RecordCheck {
-            title: "jobs",
-            prefix: key::jobs(),
-            check: check_record,
-            remedy: "correct them: rcfarm apply -f; or: rcfarm job delete",
-        }],
+        checks: vec![
+            RecordCheck {
+                title: "jobs",
+                prefix: key::jobs(),
+                check: check_record,
+                remedy: "correct them: rcfarm apply -f; or: rcfarm job delete",
+            },
+            RecordCheck {
+                title: "job types",
+                prefix: key::job_types(),
+                check: check_type,
+                remedy: "correct them: rcfarm apply -f; or: rcfarm job type delete",
+            },
+        ],
         ..KindSpec::new("job", key::jobs(), key::job_locks(), key::job_labels())
     }
 }
@@ -86,6 +96,12 @@ fn name(tail: &str) -> Result<Namespaced, FieldError> {
 fn check_record(tail: &str, value: &[u8]) -> Result<(), FieldError> {
     let problems = document::decode(&name(tail)?, value).err().unwrap_or_default();
     problems.into_iter().next().map_or(Ok(()), Err)
+}
+
+fn check_type(tail: &str, value: &[u8]) -> Result<(), FieldError> {
+    let name: ObjectName =
+        tail.parse().map_err(|error| FieldError::from(error).below(FieldError::KEY))?;
+    JobTypeRecord::decode(value)?.check(&name).into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Subscriptions and controllers of the kind `job`.

@@ -322,7 +322,7 @@ fn present(seen: &JobObserved<'_>) -> JobStatus {
         remember(&mut status, seen.pods);
         status.immutable_hash = hash_text(seen.immutable_hash);
         status.requestless_hash = hash_text(seen.requestless_hash);
-        let kind = seen.job.framework.kind();
+        let kind = seen.job.kind();
         let created = format!("{kind}Created");
         set_condition(
             &mut status.conditions,

@@ -73,7 +73,7 @@ pub fn labels_of(job: &JobSpec, identity: &PodIdentity) -> Labels {
     set(UID, identity.uid.to_string());
     set(ATTEMPT, identity.attempt.to_string());
     if job.framework.is_kubeflow() {
-        let kind = job.framework.kind().to_ascii_lowercase();
+        let kind = job.kind().to_ascii_lowercase();
         set("training.kubeflow.org/operator-name", format!("{kind}-controller"));
         set("training.kubeflow.org/job-name", identity.job.name.to_string());
         set("training.kubeflow.org/replica-type", identity.slot.task.to_ascii_lowercase());

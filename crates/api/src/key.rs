@@ -175,6 +175,9 @@ layout! {
     queue_status(name: &QueueName) -> Key = "rcfarm/queue_status/{name}";
     priority_classes() -> Prefix = "rcfarm/priority_classes/";
     priority_class(name: &ObjectName) -> Key = "rcfarm/priority_classes/{name}";
+    job_types() -> Prefix = "rcfarm/job_types/";
+    /// A kind of jobs that a record describes; the name is the kind.
+    job_type(kind: &ObjectName) -> Key = "rcfarm/job_types/{kind}";
     cells() -> Prefix = "rcfarm/cells/";
     /// Cells of the cluster and what virtual clusters have been promised: HiveD's configuration.
     cell_config() -> Key = "rcfarm/cells/config";

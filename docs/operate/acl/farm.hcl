@@ -9,6 +9,7 @@ key_prefix "rcfarm/nodes/"                  { policy = "read" }
 key_prefix "rcfarm/priority_classes/"       { policy = "read" }
 key_prefix "rcfarm/cells/"                  { policy = "read" }
 key_prefix "rcfarm/job_templates/"          { policy = "read" }
+key_prefix "rcfarm/job_types/"              { policy = "read" }
 # Sentinels, empty keys that keep the trees from being empty. Without the right to them there are only more requests.
 key        "rcfarm/nodes/_/_/_"             { policy = "write" }
 key        "rcfarm/priority_classes/_/_/_"  { policy = "write" }

@@ -29,13 +29,14 @@ key_prefix "lock/rcfarm/jobs/team-a/"        { policy = "read" }
 
 # To apply PodGroups that belong to no job, "write" for rcfarm/pod_groups/team-a/.
 
-# Queues, priority classes and cells, which teams share.
+# Queues, priority classes, job types and cells, which teams share.
 # Labels and states of pods, and which nodes serve their logs: those of other teams are seen,
 # too, because these keys begin with the pod or the node. Manifests are not seen.
 key_prefix "rcfarm/cells/"            { policy = "read" }
 key_prefix "rcfarm/queues/"           { policy = "read" }
 key_prefix "rcfarm/queue_status/"     { policy = "read" }
 key_prefix "rcfarm/priority_classes/" { policy = "read" }
+key_prefix "rcfarm/job_types/"        { policy = "read" }
 key_prefix "rcfarm/nodes/"            { policy = "read" }
 key_prefix "labels/pod/"              { policy = "read" }
 key_prefix "status/pods/"             { policy = "read" }

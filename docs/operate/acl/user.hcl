@@ -22,11 +22,12 @@ key_prefix "rcfarm/nodes/"                 { policy = "read" }
 key_prefix "rcfarm/allocations/"           { policy = "read" }
 key        "rcfarm/layout"                 { policy = "read" }
 
-# To make and change queues, their schedulers, priority classes and cells, add:
+# To make and change queues, their schedulers, priority classes, job types and cells, add:
 #   key_prefix "rcfarm/cells/"            { policy = "write" }
 #   key_prefix "rcfarm/queues/"           { policy = "write" }
 #   key_prefix "rcfarm/schedulers/"       { policy = "write" }
 #   key_prefix "rcfarm/priority_classes/" { policy = "write" }
+#   key_prefix "rcfarm/job_types/"        { policy = "write" }
 # To open and close them, and to command the jobs of every namespace, add:
 #   key_prefix "rcfarm/commands/" { policy = "write" }
 

@@ -12,6 +12,7 @@ use crate::cli::apply::described;
 use crate::cli::context::CommandContext;
 use crate::cli::failure::{CliExit, failure};
 use crate::cli::job::apply::WantedJob;
+use crate::cli::job_type::apply::WantedTypes;
 use crate::cli::output::{or_dash, table};
 use crate::cli::queue::snapshot::{QueueSnapshot, snapshot};
 use crate::cluster::cells::CellsSnapshot;
@@ -105,8 +106,9 @@ async fn jobs(
         ));
     }
     let mut problems = Vec::new();
-    let queues = (&queues.queues, None);
-    let jobs = WantedJob::read_all(context, described, queues, &mut problems).await?;
+    let types = WantedTypes::default();
+    let others = (&queues.queues, None, &types);
+    let jobs = WantedJob::read_all(context, described, others, &mut problems).await?;
     if problems.is_empty() {
         return Ok(jobs);
     }

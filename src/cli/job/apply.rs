@@ -1,6 +1,6 @@
 //! Jobs of `rcfarm apply -f` and `rcfarm plan -f`, in the formats of Volcano and Kubeflow.
 //!
-//! Keys read: the records of jobs, queues, priority classes, cells. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one
+//! Keys read: the records of jobs, queues, priority classes, job types, cells. Keys written: `rcfarm/jobs/<ns>/<name>`, by CAS, one
 //! transaction per job. A crash between two jobs leaves the first applied; `apply` again applies the rest.
 
 use std::collections::BTreeSet;
@@ -12,11 +12,12 @@ use super::commands::{job_change, queue_conflict};
 use crate::batch::queues::Queues;
 use crate::cli::context::{ChangeOutcome, CommandContext};
 use crate::cli::failure::failure;
-use crate::cli::priority_class;
+use crate::cli::job_type::apply::WantedTypes;
 use crate::cli::wanted::{
     AppliedObject, ApplyAction, FieldDifference, PlannedObject, WantedObject, differences, would,
     wrong,
 };
+use crate::cli::{job_type, priority_class};
 use crate::cluster::queues::QueueIndex;
 use crate::job::dependencies;
 use crate::job::document::{self, Read};
@@ -50,7 +51,7 @@ pub(in crate::cli) struct WantedJob {
 #[derive(Serialize)]
 struct Row {
     job: Namespaced,
-    kind: &'static str,
+    kind: String,
     change: ApplyAction,
     /// Fields that differ, with both values.
     fields: Vec<FieldDifference>,
@@ -66,11 +67,16 @@ impl WantedJob {
     pub(in crate::cli) async fn read_all(
         context: &CommandContext,
         described: Vec<DescribedJob>,
-        (queues, cells): (&Queues, Option<&CellModel>),
+        (queues, cells, types): (&Queues, Option<&CellModel>, &WantedTypes),
         problems: &mut Vec<String>,
     ) -> anyhow::Result<Vec<WantedJob>> {
         let mut all: Vec<WantedJob> = Vec::new();
-        for DescribedJob { at, id, document } in described {
+        for DescribedJob { at, id, mut document } in described {
+            let stored = context.get(&key::job(&id)).await?;
+            if let Err(issue) = types.put_copy(context, &mut document, stored.as_ref()).await? {
+                problems.push(format!("{id}: {issue}"));
+                continue;
+            }
             if let Err(issue) = document::framework(&document) {
                 problems.push(format!("{id}: {issue}"));
                 continue;
@@ -81,7 +87,6 @@ impl WantedJob {
             match document::read(&id, &document) {
                 Ok(mut read) => {
                     read.warnings.extend(restarted_for_ever(&document));
-                    let stored = context.get(&key::job(&id)).await?;
                     let is_waiting = match &stored {
                         Some(stored) => is_waiting(context, &id, stored).await?,
                         None => false,
@@ -155,7 +160,7 @@ impl WantedObject for WantedJob {
 
     fn applied(&self) -> AppliedObject {
         let action = self.action();
-        let shown = json!({"job": self.id, "kind": self.read.spec.framework.kind(),
+        let shown = json!({"job": self.id, "kind": self.read.spec.kind(),
             "change": action, "warnings": self.read.warnings});
         AppliedObject::new(&self.id, action, shown)
     }
@@ -211,8 +216,11 @@ pub(in crate::cli) async fn create(
 pub(in crate::cli) async fn check_new(
     context: &CommandContext,
     id: &Namespaced,
-    document: Value,
+    mut document: Value,
 ) -> anyhow::Result<WantedJob> {
+    if let Err(issue) = job_type::put_copy(context, &mut document).await? {
+        return Err(failure(format!("{id}: {issue}"), "nothing was created"));
+    }
     let read = document::read(id, &document).map_err(|found| {
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         failure(format!("{id}: {}", found.join("; ")), "nothing was created")
@@ -411,7 +419,7 @@ fn row(one: &WantedJob) -> Row {
     });
     Row {
         job: one.id.clone(),
-        kind: spec.framework.kind(),
+        kind: spec.kind().to_owned(),
         change: one.action(),
         fields,
         members: members.collect(),

@@ -44,7 +44,7 @@ impl JobListArgs {
 #[derive(Serialize)]
 struct Row {
     job: Namespaced,
-    kind: Option<&'static str>,
+    kind: Option<String>,
     /// `None`: no farm has handled it yet. A job that waits for others has no status, and is pending.
     phase: Option<JobPhase>,
     reason: Option<String>,
@@ -99,7 +99,7 @@ fn row(found: &FoundJob, all: &Jobs<'_>) -> Row {
     }
     Row {
         job: found.id.clone(),
-        kind: spec.map(|spec| spec.framework.kind()),
+        kind: spec.map(|spec| spec.kind().to_owned()),
         phase: state.as_ref().map(|state| state.phase),
         reason: state.map(|state| state.reason),
         queue: spec.map(|spec| spec.queue.clone()),
@@ -128,7 +128,7 @@ pub(super) async fn run(context: &CommandContext, args: &JobListArgs) -> anyhow:
         "there are no jobs; to make one: rcfarm apply -f FILE",
         &[
             ("JOB", &|row| row.job.to_string()),
-            ("KIND", &|row| or_dash(row.kind)),
+            ("KIND", &|row| or_dash(row.kind.as_ref())),
             ("PHASE", &|row| or_dash(row.phase)),
             ("REASON", &|row| match &row.invalid {
                 Some(_) => "InvalidRecord".to_owned(),

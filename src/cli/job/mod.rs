@@ -66,6 +66,8 @@ pub enum JobCommand {
     /// Delete jobs: their pods, then the jobs
     #[command(visible_alias = "rm")]
     Delete(delete::JobDeleteArgs),
+    #[command(subcommand)]
+    Type(super::job_type::JobTypeCommand),
 }
 
 #[derive(clap::Args)]
@@ -113,5 +115,6 @@ pub(super) async fn run(context: &CommandContext, command: JobCommand) -> anyhow
         JobCommand::RestartTask(args) => commands::restart_task(context, &args).await,
         JobCommand::RestartPod(args) => commands::restart_pod(context, &args).await,
         JobCommand::Delete(args) => delete::run(context, &args).await,
+        JobCommand::Type(command) => super::job_type::run(context, command).await,
     }
 }

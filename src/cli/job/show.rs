@@ -72,7 +72,7 @@ fn spec_rows(spec: &JobSpec) -> Vec<(&'static str, String)> {
         ("array", format!("{} ({all} tasks, {at_once} at a time)", array.indexes.ranges()))
     };
     let mut rows = vec![
-        ("kind", spec.framework.kind().to_owned()),
+        ("kind", spec.kind().to_owned()),
         ("tasks", tasks.collect::<Vec<_>>().join(", ")),
         ("needed", format!("{} of {}", spec.min_available, spec.replicas())),
         ("queue", spec.queue.clone()),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 
+use super::job_type::TypeCopy;
 use super::{CONCURRENT_READS, JobController, PlannedStep};
 use crate::cluster::commands::Pending;
 use crate::cluster::nodes::NodeReadiness;
-use crate::farm::kind::ReconcileError;
+use crate::farm::kind::{Action, ReconcileError};
 use crate::farm::records::Record;
 use crate::job::caches::{Pods, StoppedPods};
 use crate::job::dependencies::{self, JobDependency};
@@ -113,19 +114,25 @@ impl JobController {
         Ok(decoded)
     }
 
-    /// Reads what the plan depends on. `None`: the record is not valid, which the status says.
+    /// Reads what the plan depends on. `Err` within: what to do instead, as the record is not valid, which the status says,
+    /// or was given its type.
     pub(super) async fn read_input(
         &mut self,
         record: &Record,
-    ) -> Result<Option<JobView>, ReconcileError> {
+    ) -> Result<Result<JobView, Action>, ReconcileError> {
         if let Some(why) = self.caches.blind() {
             return Err(ReconcileError::Elsewhere(why));
         }
         let decoded = match self.decoded(record.index, &record.value) {
             Ok(decoded) => decoded,
             Err(problems) => {
+                let (problems, action) = match self.copy_type(record).await? {
+                    Some(TypeCopy::Written(action)) => return Ok(Err(action)),
+                    Some(TypeCopy::Missing(why, action)) => (vec![why], action),
+                    None => (problems, Action::AwaitChange),
+                };
                 self.report_invalid(record.index, JobUid(record.created), &problems).await?;
-                return Ok(None);
+                return Ok(Err(action));
             }
         };
         self.confirm_removed().await?;
@@ -148,7 +155,7 @@ impl JobController {
         let placed_at = placed_at.unwrap_or_default();
         let record = decoded;
         let commands = self.commands();
-        Ok(Some(JobView {
+        Ok(Ok(JobView {
             record,
             record_index,
             uid,

@@ -70,7 +70,7 @@ pub fn class_field(framework: Framework) -> &'static str {
 pub struct FieldReader<'v> {
     path: String,
     map: Option<&'v Map<String, Value>>,
-    asked: BTreeSet<&'static str>,
+    asked: BTreeSet<&'v str>,
 }
 
 impl<'v> FieldReader<'v> {
@@ -100,7 +100,7 @@ impl<'v> FieldReader<'v> {
     }
 
     /// A field of any type; `None` if absent or null.
-    pub fn take(&mut self, name: &'static str) -> Option<&'v Value> {
+    pub fn take(&mut self, name: &'v str) -> Option<&'v Value> {
         self.asked.insert(name);
         #[cfg(test)]
         asked::note(&self.at(name), asked::Handled::Honoured, "");
@@ -208,7 +208,7 @@ impl<'v> FieldReader<'v> {
     }
 
     /// Reader of an object; without fields if absent.
-    pub fn object(&mut self, name: &'static str, issues: &mut FieldIssues) -> FieldReader<'v> {
+    pub fn object(&mut self, name: &'v str, issues: &mut FieldIssues) -> FieldReader<'v> {
         let path = self.at(name);
         match self.take(name) {
             Some(value) => FieldReader::of(path, value, issues),
@@ -246,7 +246,7 @@ impl<'v> FieldReader<'v> {
     /// Entries of a map with user-defined names, in name order: path, name, value.
     pub fn entries(
         &mut self,
-        name: &'static str,
+        name: &'v str,
         issues: &mut FieldIssues,
     ) -> Vec<(String, &'v str, &'v Value)> {
         let path = self.at(name);
@@ -275,6 +275,11 @@ impl<'v> FieldReader<'v> {
             #[cfg(test)]
             asked::note(&self.at(name), asked::Handled::Refused, why);
         }
+    }
+
+    /// Takes all fields, so that none is reported.
+    pub fn take_all(&mut self) {
+        self.asked.extend(self.map.into_iter().flat_map(Map::keys).map(String::as_str));
     }
 
     /// Reports fields that were not read.

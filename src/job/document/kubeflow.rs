@@ -8,45 +8,30 @@ use super::{Defaults, base, run_policy};
 use rcfarm_api::job::spec::{Elastic, Framework, JobSpec, JobTask, Restart};
 
 /// Constants of a framework.
-struct Rules {
-    framework: Framework,
-    /// Field with the replica specs.
-    field: &'static str,
+pub(super) struct Rules<'r> {
+    /// Container that every member needs.
+    pub(super) container: Option<&'r str>,
     /// Replica types, in the order of the job's tasks.
-    types: &'static [&'static str],
+    pub(super) types: &'r [&'r str],
+    /// Their default numbers of members; 1 where there is none.
+    pub(super) replicas: &'r [u32],
     /// Default restart policy.
-    restart: Restart,
+    pub(super) restart: Restart,
 }
 
-const TENSORFLOW: Rules = Rules {
-    framework: Framework::TensorFlow,
-    field: "tfReplicaSpecs",
-    types: &["Chief", "Evaluator", "Master", "PS", "Worker"],
-    restart: Restart::Never,
-};
-const PYTORCH: Rules = Rules {
-    framework: Framework::PyTorch,
-    field: "pytorchReplicaSpecs",
-    types: &["Master", "Worker"],
-    restart: Restart::OnFailure,
-};
-const MPI: Rules = Rules {
-    framework: Framework::Mpi,
-    field: "mpiReplicaSpecs",
-    types: &["Launcher", "Worker"],
-    restart: Restart::Never,
-};
-const XGBOOST: Rules = Rules {
-    framework: Framework::XgBoost,
-    field: "xgbReplicaSpecs",
-    types: &["Master", "Worker"],
-    restart: Restart::Never,
-};
+/// Field with the replica specs, types and default restart policy of a framework.
+type BuiltIn = (&'static str, &'static [&'static str], Restart);
+
+const TENSORFLOW: BuiltIn =
+    ("tfReplicaSpecs", &["Chief", "Evaluator", "Master", "PS", "Worker"], Restart::Never);
+const PYTORCH: BuiltIn = ("pytorchReplicaSpecs", &["Master", "Worker"], Restart::OnFailure);
+const MPI: BuiltIn = ("mpiReplicaSpecs", &["Launcher", "Worker"], Restart::Never);
+const XGBOOST: BuiltIn = ("xgbReplicaSpecs", &["Master", "Worker"], Restart::Never);
 
 /// Constants of a Kubeflow framework.
-fn rules(framework: Framework) -> Option<&'static Rules> {
+fn built_in(framework: Framework) -> Option<&'static BuiltIn> {
     match framework {
-        Framework::Volcano | Framework::Pod => None,
+        Framework::Volcano | Framework::Pod | Framework::Described => None,
         Framework::TensorFlow => Some(&TENSORFLOW),
         Framework::PyTorch => Some(&PYTORCH),
         Framework::Mpi => Some(&MPI),
@@ -55,13 +40,14 @@ fn rules(framework: Framework) -> Option<&'static Rules> {
 }
 
 /// Field with the replica specs.
-pub(super) fn field_of(framework: Framework) -> &'static str {
-    rules(framework).map_or("tasks", |rules| rules.field)
+pub(super) fn field_of(job: &JobSpec) -> &str {
+    let described = job.job_type.as_ref().map(|job_type| job_type.spec.replica_specs.as_str());
+    described.unwrap_or_else(|| built_in(job.framework).map_or("tasks", |(field, ..)| field))
 }
 
 #[must_use]
 pub(super) fn task_path(job: &JobSpec, n: usize) -> String {
-    let field = field_of(job.framework);
+    let field = field_of(job);
     match job.framework {
         Framework::Volcano => format!("spec.{field}[{n}]"),
         Framework::Pod => "spec".to_owned(),
@@ -81,32 +67,37 @@ pub(super) fn job(
     spec: &mut FieldReader<'_>,
     issues: &mut FieldIssues,
 ) -> JobSpec {
-    let rules = rules(framework).unwrap_or(&TENSORFLOW);
-    let mut job = base(rules.framework, members(rules, spec, issues), Defaults::Kubeflow);
+    let (field, types, restart) = *built_in(framework).unwrap_or(&TENSORFLOW);
+    let rules = Rules { container: framework.container(), types, replicas: &[], restart };
+    let mut job = base(framework, members(&rules, field, spec, issues), Defaults::Kubeflow);
     job.min_available = job.replicas();
     run_policy(&mut job, spec, issues);
     match framework {
         Framework::TensorFlow => tensorflow(&mut job, spec, issues),
         Framework::PyTorch => pytorch(&mut job, spec, issues),
         Framework::Mpi => mpi(&mut job, spec, issues),
-        Framework::XgBoost | Framework::Volcano | Framework::Pod => {}
+        Framework::XgBoost | Framework::Volcano | Framework::Pod | Framework::Described => {}
     }
     job
 }
 
 /// Replica specs in the order of `types`; types are matched regardless of case.
-fn members(rules: &Rules, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) -> Vec<JobTask> {
+pub(super) fn members<'v>(
+    rules: &Rules<'_>,
+    field: &'v str,
+    spec: &mut FieldReader<'v>,
+    issues: &mut FieldIssues,
+) -> Vec<JobTask> {
     let mut tasks: Vec<(usize, JobTask)> = Vec::new();
-    let entries = spec.entries(rules.field, issues);
+    let entries = spec.entries(field, issues);
     if entries.is_empty() {
-        issues.problem(spec.at(rules.field), "there are no members; write at least one type");
+        issues.problem(spec.at(field), "there are no members; write at least one type");
     }
     for (path, name, value) in entries {
         let known = rules.types.iter().position(|known| known.eq_ignore_ascii_case(name));
         match known {
             Some(at) => {
-                let name = rules.types[at];
-                tasks.push((at, member(rules, name, path, value, issues)));
+                tasks.push((at, member(rules, at, path, value, issues)));
             }
             None => {
                 let why = format!("there is no such type; there are {}", rules.types.join(", "));
@@ -119,14 +110,15 @@ fn members(rules: &Rules, spec: &mut FieldReader<'_>, issues: &mut FieldIssues) 
 }
 
 fn member(
-    rules: &Rules,
-    name: &str,
+    rules: &Rules<'_>,
+    at: usize,
     path: String,
     value: &Value,
     issues: &mut FieldIssues,
 ) -> JobTask {
     let mut fields = FieldReader::of(path, value, issues);
-    let replicas = super::replicas(&mut fields, issues).unwrap_or(1);
+    let replicas = super::replicas(&mut fields, issues);
+    let replicas = replicas.or(rules.replicas.get(at).copied()).unwrap_or(1);
     let restart = fields.word("restartPolicy", &RESTARTS, issues);
     let (template, in_template) = template(fields.at("template"), fields.take("template"), issues);
     if in_template.is_some() {
@@ -134,7 +126,7 @@ fn member(
         let field = format!("{}.spec.restartPolicy", fields.at("template"));
         issues.warning(field, "the restartPolicy beside the template counts");
     }
-    if let Some(wanted) = rules.framework.container()
+    if let Some(wanted) = rules.container
         && !template.containers.is_empty()
         && !template.containers.iter().any(|container| container.name == wanted)
     {
@@ -144,7 +136,7 @@ fn member(
     }
     fields.finish(issues);
     JobTask {
-        name: name.to_owned(),
+        name: rules.types[at].to_owned(),
         replicas,
         min_available: None,
         restart: restart.unwrap_or(rules.restart),

@@ -6,6 +6,7 @@
 mod array;
 mod budget;
 mod cells;
+pub mod described;
 mod fields;
 mod kubeflow;
 mod payload;
@@ -73,12 +74,7 @@ pub fn framework(document: &Value) -> Result<Framework, FieldError> {
         Some("MPIJob") => Framework::Mpi,
         Some("XGBoostJob") => Framework::XgBoost,
         Some("Pod") => Framework::Pod,
-        Some(other) => {
-            let why = format!(
-                "{other:?} is no kind of job; there are Job, TFJob, PyTorchJob, MPIJob, XGBoostJob, and Pod"
-            );
-            return Err(wrong("kind", why));
-        }
+        Some(other) => return described::framework(other, document),
     };
     let wanted = match framework {
         Framework::Volcano => VOLCANO_JOB.0,
@@ -151,6 +147,7 @@ fn read_as(
     let mut job = match framework {
         Framework::Volcano => volcano::job(&mut spec, &mut issues),
         Framework::Pod => pod::job(document, &labels, &mut spec, &mut issues),
+        Framework::Described => described::job(id, document, &mut spec, &mut issues),
         other => kubeflow::job(other, &mut spec, &mut issues),
     };
     if framework != Framework::Pod {
@@ -429,6 +426,7 @@ enum Defaults {
 fn base(framework: Framework, tasks: Vec<JobTask>, defaults: Defaults) -> JobSpec {
     JobSpec {
         framework,
+        job_type: None,
         tasks,
         min_available: 0,
         min_success: None,

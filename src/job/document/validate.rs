@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::fields::{FieldIssues, queue_field};
 use super::kubeflow::{field_of, task_path};
-use super::peers;
+use super::{described, peers};
 use rcfarm_api::ids::Namespaced;
 use rcfarm_api::job::spec::{
     Framework, JobSpec, JobTask, LifecyclePolicy, Plugin, PolicyEvent, Restart, Slot,
@@ -20,7 +20,7 @@ pub fn validate(id: &Namespaced, job: &JobSpec, remarks: &mut FieldIssues) {
     name(id.name.as_str(), "metadata.name", remarks);
     kubernetes_names(id, remarks);
     if job.tasks.is_empty() {
-        let field = format!("spec.{}", field_of(job.framework));
+        let field = format!("spec.{}", field_of(job));
         if job.framework == Framework::Volcano {
             remarks.problem(field, "No task specified in job spec");
         }
@@ -82,7 +82,7 @@ fn fits(job: &JobSpec, remarks: &mut FieldIssues) -> bool {
             job.replicas(),
             job.tasks.len()
         );
-        remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+        remarks.problem(format!("spec.{}", field_of(job)), why);
     }
     bytes <= LARGEST_STATUS
 }
@@ -233,7 +233,7 @@ fn dependencies(job: &JobSpec, remarks: &mut FieldIssues) {
     let edges = job.tasks.iter().map(|task| (task.name.as_str(), task.depends_on.as_slice()));
     if let Err(circle) = start_order(&edges.collect()) {
         let why = format!("job has dependencies between tasks that are not a DAG: {circle}");
-        remarks.problem(format!("spec.{}", field_of(job.framework)), why);
+        remarks.problem(format!("spec.{}", field_of(job)), why);
     }
 }
 
@@ -278,6 +278,7 @@ fn frameworks(job: &JobSpec, remarks: &mut FieldIssues) {
     let count = |name: &str| job.task(name).map_or(0, |task| task.replicas);
     match job.framework {
         Framework::Pod => {}
+        Framework::Described => described::validate(job, remarks),
         Framework::Volcano => {
             let Some(arguments) = job.plugins.get(&Plugin::Mpi) else { return };
             let master = crate::job::frameworks::argument(arguments, "master").unwrap_or("master");
@@ -287,7 +288,7 @@ fn frameworks(job: &JobSpec, remarks: &mut FieldIssues) {
             }
         }
         Framework::PyTorch | Framework::XgBoost => {
-            let field = format!("spec.{}", field_of(job.framework));
+            let field = format!("spec.{}", field_of(job));
             if job.task("Master").is_some() && count("Master") != 1 {
                 remarks.problem(format!("{field}.Master.replicas"), "it must be 1");
             }
@@ -301,13 +302,13 @@ fn frameworks(job: &JobSpec, remarks: &mut FieldIssues) {
             }
         }
         Framework::Mpi => {
-            let field = format!("spec.{}", field_of(job.framework));
+            let field = format!("spec.{}", field_of(job));
             if count("Launcher") != 1 {
                 remarks.problem(format!("{field}.Launcher"), "there must be exactly one");
             }
         }
         Framework::TensorFlow => {
-            let field = format!("spec.{}", field_of(job.framework));
+            let field = format!("spec.{}", field_of(job));
             let leaders = count("Chief") + count("Master");
             if leaders > 1 {
                 remarks.problem(field, "there may be one Chief or one Master, not more");

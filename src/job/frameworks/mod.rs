@@ -4,6 +4,7 @@
 //! Where it has no range of ports, members of a job at the same address get different ports: [`ClusterPeer::offset`] is
 //! added to each port.
 
+mod described;
 pub mod mpi;
 mod pytorch;
 pub mod ray;
@@ -204,6 +205,7 @@ pub fn of(framework: Framework) -> &'static dyn Operator {
         Framework::PyTorch => &pytorch::PyTorch,
         Framework::Mpi => &mpi::Mpi,
         Framework::XgBoost => &xgboost::XgBoost,
+        Framework::Described => &described::Described,
     }
 }
 
@@ -220,9 +222,9 @@ fn first_of(task: Option<&JobTask>) -> Option<Slot> {
 
 /// Container whose exit code is the member's.
 #[must_use]
-pub fn counting_container<'j>(job: &JobSpec, task: &'j JobTask) -> Option<&'j str> {
+pub fn counting_container<'j>(job: &'j JobSpec, task: &'j JobTask) -> Option<&'j str> {
     let first = || task.template.containers.first().map(|container| container.name.as_str());
-    job.framework.container().or_else(first)
+    job.container().or_else(first)
 }
 
 /// Action after the failure of a member.
@@ -272,23 +274,28 @@ fn led(
     workers_done: impl FnOnce(&TaskCount) -> Option<(JobReason, &'static str)>,
     tolerated: &[&str],
 ) -> FrameworkOutcome {
-    let of = |name: &str| counts.get(name).copied().unwrap_or_default();
-    let (name, count) = match leader {
-        Some(name) => (name, of(name)),
-        None => ("Worker", of("Worker")),
+    let name = leader.unwrap_or("Worker");
+    let done = |count: &TaskCount| {
+        let members = count.members;
+        let all = members.pending + members.running + members.succeeded + members.failed;
+        let succeeded = || (JobReason::LeaderSucceeded, format!("{name} has succeeded"));
+        match leader {
+            Some(_) => (all > 0 && members.succeeded == all).then(succeeded),
+            None => workers_done(count).map(|(reason, why)| (reason, why.to_owned())),
+        }
     };
-    let members = count.members;
-    let all = members.pending + members.running + members.succeeded + members.failed;
-    if leader.is_some() && all > 0 && members.succeeded == all {
-        return outcome(
-            PhaseDecision::Succeeded,
-            JobReason::LeaderSucceeded,
-            format!("{name} has succeeded"),
-        );
-    }
-    if leader.is_none()
-        && let Some((reason, why)) = workers_done(&count)
-    {
+    decided(counts, name, done, tolerated)
+}
+
+/// One replica type decides when the job has succeeded; a member that fails, of a type that is not `tolerated`, fails it.
+fn decided(
+    counts: &TaskCounts<'_>,
+    name: &str,
+    done: impl FnOnce(&TaskCount) -> Option<(JobReason, String)>,
+    tolerated: &[&str],
+) -> FrameworkOutcome {
+    let count = counts.get(name).copied().unwrap_or_default();
+    if let Some((reason, why)) = done(&count) {
         return outcome(PhaseDecision::Succeeded, reason, why);
     }
     let failed =
@@ -297,7 +304,7 @@ fn led(
         let message = format!("{} of {name} failed", count.members.failed);
         return outcome(PhaseDecision::Failed, JobReason::MemberFailed, message);
     }
-    if members.running > 0 {
+    if count.members.running > 0 {
         outcome(PhaseDecision::Enough, JobReason::EnoughRunning, "")
     } else {
         outcome(PhaseDecision::Short, JobReason::Starting, format!("no {name} runs"))

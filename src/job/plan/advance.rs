@@ -115,7 +115,7 @@ fn enter(
     (reason, message): (String, String),
 ) {
     let before = plan.status.state.phase;
-    plan.status.enter(to, seen.job.framework.kind(), reason, message, seen.now);
+    plan.status.enter(to, seen.job.kind(), reason, message, seen.now);
     match to {
         JobPhase::Running if plan.status.start_time.is_none() => {
             plan.status.start_time = Some(seen.now);

@@ -3,6 +3,7 @@
 mod arrays;
 mod carried;
 mod deletion;
+mod described;
 mod ends;
 mod evicted;
 mod facts;

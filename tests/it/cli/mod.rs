@@ -15,6 +15,7 @@ mod job;
 mod job_ends;
 mod job_logs;
 mod job_programs;
+mod job_type;
 mod label;
 mod meet;
 mod members;

@@ -181,7 +181,7 @@ fn the_page_of_keys_names_fields_that_are_stored() {
 }
 
 /// The types of the details of events, by the event that begins a row.
-const DETAILS: [(&str, &[&str]); 18] = [
+const DETAILS: [(&str, &[&str]); 19] = [
     ("REPLICATION_CONTROLLER_RETARGET", &["Retarget"]),
     ("NODE_TRANSFER_START", &["NodeTransfer"]),
     ("REPLICATION_CONTROLLER_CREATED", &["ControllerChange"]),
@@ -189,6 +189,7 @@ const DETAILS: [(&str, &[&str]); 18] = [
     ("ORPHANS_REMOVED", &["OrphansRemoved"]),
     ("QUEUE_CREATED", &["QueueChange"]),
     ("PRIORITY_CLASS_CHANGED", &["PriorityClassChange"]),
+    ("JOB_TYPE_CHANGED", &["JobTypeChange"]),
     ("CELLS_CHANGED", &["CellsChange"]),
     ("NODE_DRAINED", &["NodeChange"]),
     ("MASS_DELETION_CONFIRMED", &["DeletionConfirmed"]),
@@ -229,7 +230,7 @@ fn the_page_of_keys_names_details_that_are_stored() {
         );
     }
     assert_eq!(wrong, Vec::<String>::new());
-    assert_eq!(seen.len(), 17, "{seen:?}");
+    assert_eq!(seen.len(), 18, "{seen:?}");
 }
 
 /// Begin of a message up to what differs from time to time.

@@ -6,6 +6,7 @@ mod carried;
 mod cells;
 mod controllers;
 mod gangs;
+mod job_types;
 mod jobs;
 mod peers;
 mod services;

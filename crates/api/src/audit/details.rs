@@ -10,8 +10,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{
-    CellsChange, EventType, GroupsOrdered, JobChange, JobStep, PriorityClassChange, QueueChange,
-    RecordChange, RecordStep,
+    CellsChange, EventType, GroupsOrdered, JobChange, JobStep, JobTypeChange, PriorityClassChange,
+    QueueChange, RecordChange, RecordStep,
 };
 use crate::ids::{FarmName, NodeName, PodId, RcId};
 use crate::labels::Labels;
@@ -72,6 +72,8 @@ pub enum Details {
     QueueDeleted(QueueChange),
     /// [`EventType::PriorityClassChanged`]
     PriorityClassChanged(PriorityClassChange),
+    /// [`EventType::JobTypeChanged`]
+    JobTypeChanged(JobTypeChange),
     /// [`EventType::CellsChanged`]
     CellsChanged(CellsChange),
     /// [`EventType::GroupsOrdered`]
@@ -392,6 +394,7 @@ details!(
     QueueChanged,
     QueueDeleted,
     PriorityClassChanged,
+    JobTypeChanged,
     CellsChanged,
     GroupsOrdered,
     JobStep,
@@ -414,6 +417,7 @@ impl Details {
             Details::PriorityClassChanged(d) => {
                 Cow::Owned(Details::PriorityClassChanged(d.abridged()))
             }
+            Details::JobTypeChanged(d) => Cow::Owned(Details::JobTypeChanged(d.abridged())),
             Details::CellsChanged(d) => Cow::Owned(Details::CellsChanged(d.abridged())),
             _ => Cow::Borrowed(self),
         }
@@ -443,6 +447,7 @@ impl Details {
             | Details::QueueChanged(_)
             | Details::QueueDeleted(_)
             | Details::PriorityClassChanged(_)
+            | Details::JobTypeChanged(_)
             | Details::CellsChanged(_)
             | Details::GroupsOrdered(_)
             | Details::JobStep(_)

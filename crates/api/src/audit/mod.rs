@@ -33,8 +33,8 @@ pub use job_fold::{
 pub use jobs::{JobChange, JobStep, RECORD_GONE, RecordChange, RecordStep};
 pub use prune::{PrunePlan, prune_plan};
 pub use queues::{
-    CellsChange, GroupChange, GroupsOrdered, LONGEST_REPEATED, PriorityClassChange, QueueChange,
-    abridged,
+    CellsChange, GroupChange, GroupsOrdered, JobTypeChange, LONGEST_REPEATED, PriorityClassChange,
+    QueueChange, abridged,
 };
 pub use record::{AuditCause, AuditRecord, CauseKind, EventType, SCHEMA_VERSION};
 pub use record_fold::{FoldedRecords, LoggedRecord, RecordDifference, compare_logged_records};

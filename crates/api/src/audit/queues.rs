@@ -66,6 +66,21 @@ pub struct PriorityClassChange {
     pub after: Option<Value>,
 }
 
+/// A job type was created, changed or deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobTypeChange {
+    /// Kind of its jobs.
+    pub job_type: ObjectName,
+    /// Who made the change.
+    pub actor: Actor,
+    /// Reason, a fixed token.
+    pub reason: String,
+    /// Record before, [`abridged`]. `None`: there was none, or an invalid one.
+    pub before: Option<Value>,
+    /// Record now, [`abridged`]. `None`: it was deleted.
+    pub after: Option<Value>,
+}
+
 /// The configuration of cells was created or changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellsChange {
@@ -135,6 +150,22 @@ impl PriorityClassChange {
     pub(super) fn abridged(&self) -> PriorityClassChange {
         let [before, after] = [&self.before, &self.after].map(|spec| spec.clone().map(abridged));
         PriorityClassChange { before, after, ..self.clone() }
+    }
+}
+
+impl JobTypeChange {
+    /// The change as it is written.
+    pub(super) fn abridged(&self) -> JobTypeChange {
+        let [before, after] = [&self.before, &self.after].map(|spec| spec.clone().map(abridged));
+        JobTypeChange { before, after, ..self.clone() }
+    }
+
+    /// A change for tests.
+    #[cfg(test)]
+    pub(super) fn sample(actor: Actor) -> JobTypeChange {
+        let (job_type, reason) = ("PaddleJob".parse().unwrap(), "Requested".to_owned());
+        let before = Some(serde_json::json!({"spec": {}}));
+        JobTypeChange { job_type, actor, reason, before, after: None }
     }
 }
 

@@ -175,6 +175,8 @@ events! {
     QueueDeleted = "QUEUE_DELETED",
     /// A priority class was created, changed or deleted.
     PriorityClassChanged = "PRIORITY_CLASS_CHANGED",
+    /// A job type was created, changed or deleted.
+    JobTypeChanged = "JOB_TYPE_CHANGED",
     /// The configuration of cells was created or changed.
     CellsChanged = "CELLS_CHANGED",
     /// Groups were admitted, placed, requeued or removed.

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::job_fold::DELETED;
 use super::queues::{abridged_hash, is_abridged};
 use super::{
-    Actor, CellsChange, Details, EventType, Logged, NodeChange, PriorityClassChange, RecordChange,
-    record_hash,
+    Actor, CellsChange, Details, EventType, JobTypeChange, Logged, NodeChange, PriorityClassChange,
+    RecordChange, record_hash,
 };
 use crate::Stored;
 use crate::ids::{DEFAULT_NAMESPACE, Namespaced, NodeName, ObjectName};
@@ -38,6 +38,8 @@ pub enum LoggedRecord {
     Scheduler(ObjectName),
     /// A priority class.
     PriorityClass(ObjectName),
+    /// The JobType of the kind.
+    JobType(ObjectName),
     /// The configuration of cells.
     Cells,
     /// The drain of a node. Its record is otherwise its agent's.
@@ -60,7 +62,7 @@ pub struct RecordDifference {
 impl LoggedRecord {
     /// Prefixes of all these records.
     #[must_use]
-    pub fn prefixes() -> [Prefix; 8] {
+    pub fn prefixes() -> [Prefix; 9] {
         [
             key::cron_jobs(),
             key::job_flows(),
@@ -68,6 +70,7 @@ impl LoggedRecord {
             key::pod_groups(),
             key::schedulers(),
             key::priority_classes(),
+            key::job_types(),
             key::cells(),
             key::nodes(),
         ]
@@ -88,6 +91,9 @@ impl LoggedRecord {
         if let Some(name) = key::nodes().tail(key) {
             return name.parse().ok().map(LoggedRecord::Drain);
         }
+        if let Some(name) = key::job_types().tail(key) {
+            return name.parse().ok().map(LoggedRecord::JobType);
+        }
         let of = |prefix: Prefix, record: fn(Namespaced) -> LoggedRecord| {
             key::namespaced(&prefix, key).map(record)
         };
@@ -107,6 +113,7 @@ impl LoggedRecord {
             LoggedRecord::PodGroup(id) => key::pod_group(id),
             LoggedRecord::Scheduler(name) => key::scheduler(name),
             LoggedRecord::PriorityClass(name) => key::priority_class(name),
+            LoggedRecord::JobType(name) => key::job_type(name),
             LoggedRecord::Cells => key::cell_config(),
             LoggedRecord::Drain(node) => key::node(node),
         }
@@ -129,7 +136,9 @@ impl LoggedRecord {
                 }
                 Some(record_hash(group.to_string().as_bytes()))
             }
-            LoggedRecord::PriorityClass(_) | LoggedRecord::Cells => Some(json_hash(&json(value))),
+            LoggedRecord::PriorityClass(_) | LoggedRecord::JobType(_) | LoggedRecord::Cells => {
+                Some(json_hash(&json(value)))
+            }
             LoggedRecord::Drain(_) => is_drained(value).then(|| DRAINED.to_owned()),
         }
     }
@@ -153,6 +162,11 @@ impl LoggedRecord {
                 let priority_class = name.clone();
                 let change = PriorityClassChange { priority_class, actor, reason, before, after };
                 Details::PriorityClassChanged(change)
+            }
+            LoggedRecord::JobType(name) => {
+                let job_type = name.clone();
+                let change = JobTypeChange { job_type, actor, reason, before, after };
+                Details::JobTypeChanged(change)
             }
             LoggedRecord::Cells => {
                 Details::CellsChanged(CellsChange { actor, reason, before, after })
@@ -210,6 +224,7 @@ impl fmt::Display for LoggedRecord {
             LoggedRecord::PodGroup(id) => write!(f, "{POD_GROUP} {id}"),
             LoggedRecord::Scheduler(name) => write!(f, "{SCHEDULER} {name}"),
             LoggedRecord::PriorityClass(name) => write!(f, "priority class {name}"),
+            LoggedRecord::JobType(name) => write!(f, "job type {name}"),
             LoggedRecord::Cells => f.write_str("cells"),
             LoggedRecord::Drain(node) => write!(f, "drain of node {node}"),
         }
@@ -244,6 +259,7 @@ pub(super) fn record_change(logged: &Logged) -> Option<(LoggedRecord, Option<Str
         EventType::RecordChanged
             | EventType::RecordStep
             | EventType::PriorityClassChanged
+            | EventType::JobTypeChanged
             | EventType::CellsChanged
             | EventType::NodeDrained
             | EventType::NodeUndrained
@@ -263,6 +279,9 @@ pub(super) fn record_change(logged: &Logged) -> Option<(LoggedRecord, Option<Str
         }
         Details::PriorityClassChanged(change) => {
             Some((LoggedRecord::PriorityClass(change.priority_class), hash(change.after)))
+        }
+        Details::JobTypeChanged(change) => {
+            Some((LoggedRecord::JobType(change.job_type), hash(change.after)))
         }
         Details::CellsChanged(change) => Some((LoggedRecord::Cells, hash(change.after))),
         Details::NodeDrained(change) => {
@@ -311,13 +330,14 @@ mod tests {
         LoggedRecord::CronJob("team-a/nightly".parse().unwrap())
     }
 
-    fn all() -> [LoggedRecord; 7] {
+    fn all() -> [LoggedRecord; 8] {
         let id: Namespaced = "team-a/nightly".parse().unwrap();
         [
             LoggedRecord::CronJob(id.clone()),
             LoggedRecord::JobFlow(id.clone()),
             LoggedRecord::JobTemplate(id.clone()),
             LoggedRecord::PriorityClass("high".parse().unwrap()),
+            LoggedRecord::JobType("PaddleJob".parse().unwrap()),
             LoggedRecord::Cells,
             LoggedRecord::PodGroup(id),
             LoggedRecord::Scheduler("gpus".parse().unwrap()),
@@ -427,7 +447,7 @@ mod tests {
 
     #[test]
     fn counts_that_the_owner_of_a_group_reports_are_no_difference() {
-        let group = &all()[5];
+        let group = &all()[6];
         let events = [change(group, Some(r#"{"spec":{"queue":"q"}}"#))];
         let with_counts = r#"{"members":{"running":3},"spec":{"queue":"q"}}"#;
         assert_eq!(differences(&events, Some((group, with_counts))), [""; 0]);
@@ -453,7 +473,7 @@ mod tests {
 
     #[test]
     fn record_that_is_too_long_for_the_log_is_compared_by_its_hash() {
-        for record in &all()[3..5] {
+        for record in &all()[3..6] {
             let long =
                 |last: &str| json!({"note": "a".repeat(LONGEST_REPEATED) + last}).to_string();
             let events = [change(record, Some(&long("x")))];

@@ -191,6 +191,7 @@ fn every_event_type_round_trips() {
             before: None,
             after: Some(json!({"value": 1000})),
         }),
+        Details::JobTypeChanged(JobTypeChange::sample(user())),
         {
             let (reason, after) = ("Requested".to_owned(), Some(json!({"physicalCluster": {}})));
             Details::CellsChanged(CellsChange { actor: user(), reason, before: None, after })

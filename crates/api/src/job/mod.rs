@@ -4,6 +4,7 @@
 pub mod array;
 mod by_index;
 pub mod identity;
+pub mod job_type;
 pub mod peers;
 pub mod phase;
 pub mod spec;

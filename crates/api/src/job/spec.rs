@@ -4,11 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::array::ArraySpec;
+use super::job_type::JobType;
 use crate::Index;
 use crate::InvalidText;
 use crate::ResourceList;
@@ -58,10 +60,12 @@ pub enum Framework {
     XgBoost,
     /// A Kubernetes `Pod`: a job of one member.
     Pod,
+    /// A kind that a record describes: [`JobSpec::job_type`] has its rules.
+    Described,
 }
 
 impl Framework {
-    /// The `kind` of a document.
+    /// The `kind` of a document; of a described one see [`JobSpec::kind`].
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -71,14 +75,16 @@ impl Framework {
             Framework::Mpi => "MPIJob",
             Framework::XgBoost => "XGBoostJob",
             Framework::Pod => "Pod",
+            Framework::Described => crate::job::job_type::KIND,
         }
     }
 
-    /// Container that every member needs and whose exit code decides; `None`: the first one decides.
+    /// Container that every member needs and whose exit code decides; `None`: the first one decides. Of a described kind
+    /// see [`JobSpec::container`].
     #[must_use]
     pub fn container(self) -> Option<&'static str> {
         match self {
-            Framework::Volcano | Framework::Pod => None,
+            Framework::Volcano | Framework::Pod | Framework::Described => None,
             Framework::TensorFlow => Some("tensorflow"),
             Framework::PyTorch => Some("pytorch"),
             Framework::Mpi => Some("mpi"),
@@ -86,7 +92,7 @@ impl Framework {
         }
     }
 
-    /// Whether it is one of Kubeflow's.
+    /// Whether it is one of Kubeflow's, or follows their rules.
     #[must_use]
     pub fn is_kubeflow(self) -> bool {
         !matches!(self, Framework::Volcano | Framework::Pod)
@@ -98,6 +104,8 @@ impl Framework {
 pub struct JobSpec {
     /// Framework whose rules apply.
     pub framework: Framework,
+    /// Rules of a kind that a record describes.
+    pub job_type: Option<Arc<JobType>>,
     /// Its tasks, in the order in which they are handled.
     pub tasks: Vec<JobTask>,
     /// Members needed for a start; also needed to succeed, unless `min_success` is set.
@@ -422,6 +430,19 @@ pub struct LifecyclePolicy {
 }
 
 impl JobSpec {
+    /// The `kind` of its document.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        self.job_type.as_ref().map_or(self.framework.kind(), |job_type| &job_type.kind)
+    }
+
+    /// Container that every member needs and whose exit code decides; `None`: the first one decides.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        let described = self.job_type.as_ref().map(|job_type| job_type.spec.container.as_str());
+        described.or(self.framework.container())
+    }
+
     /// Number of members.
     #[must_use]
     pub fn replicas(&self) -> u32 {

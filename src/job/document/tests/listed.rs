@@ -158,6 +158,25 @@ const PRIORITY_CLASS: &str = "\
 
 ";
 
+/// As `crates/api/src/job/job_type.rs` reads them. Its jobs have the fields of Kubeflow's.
+const JOB_TYPE: &str = "\
+## JobType
+
+| field | | |
+|---|---|---|
+| `apiVersion`, `kind`, `metadata` | honoured |  |
+| `spec.apiVersion` | honoured |  |
+| `spec.container` | honoured |  |
+| `spec.environment[].name`, `.value`, `.onlyWith` | honoured | values are a closed list |
+| `spec.port.name`, `.number` | honoured |  |
+| `spec.replicaSpecs` | honoured |  |
+| `spec.replicaTypes[].name`, `.replicas`, `.min`, `.max`, `.required`, `.master`, `.mayFail` | honoured |  |
+| `spec.replicaTypes[].environment` | honoured | as `spec.environment` |
+| `spec.restartPolicy` | honoured |  |
+| `spec.success.types`, `.when` | honoured | `All`, `First`, `Any` |
+
+";
+
 #[test]
 fn the_page_lists_every_field_of_each_kind() {
     let mut text = "# Fields\n\nEvery field of each kind of document that `apply` and `plan` take, from the code that \
@@ -188,6 +207,7 @@ fn the_page_lists_every_field_of_each_kind() {
     );
     text.push_str(&table(&queue()));
     text.push_str(PRIORITY_CLASS);
+    text.push_str(JOB_TYPE);
     golden("docs/reference/fields.md", &text);
 }
 
