@@ -78,7 +78,7 @@ impl Output {
 }
 
 /// Words of states and reasons that mean a failure, or something that stays so until somebody sees to it.
-const FAILED: [&str; 37] = [
+const FAILED: [&str; 38] = [
     "Aborted",
     "Backoff",
     "BackoffLimitExceeded",
@@ -89,6 +89,7 @@ const FAILED: [&str; 37] = [
     "Down",
     "ExceedsCapability",
     "Failed",
+    "HookFailed",
     "Invalid",
     "InvalidRecord",
     "LeaseEnded",

@@ -1,6 +1,7 @@
 //! Controller of one claimed job: reads, plans, commits one transaction.
 
 mod batched_start;
+mod hook;
 mod job_type;
 mod keys;
 mod publish;
@@ -28,6 +29,7 @@ use crate::farm::metrics::RecordGauges;
 use crate::farm::status_chain::{
     ChainedStatus, Change, Committed, RecordGuard, Revisioned, StatusChain, StatusWrite,
 };
+use crate::job::controller::hook::HookCalls;
 use crate::job::controller::keys::OwnedKeys;
 use crate::job::controller::step::PlannedStep;
 use crate::job::controller::view::{DecodedJob, JobView};
@@ -88,6 +90,8 @@ pub struct JobController {
     is_waiting: bool,
     /// Its ssh keys.
     keys: OwnedKeys,
+    /// Calls of the server that its type names.
+    hook: HookCalls,
 }
 
 impl Revisioned for JobStatus {
@@ -172,6 +176,7 @@ impl JobController {
             has_read_states: false,
             is_waiting: false,
             keys: OwnedKeys::new(sealing),
+            hook: HookCalls::default(),
         }
     }
 
@@ -460,10 +465,21 @@ impl JobController {
                 "the job is not valid; its pods are left as they are");
             self.warned = Some(problems.clone());
         }
+        self.report_unready(record_index, uid, JobReason::InvalidRecord, problems).await
+    }
+
+    /// Says in the status why nothing is done for the record.
+    async fn report_unready(
+        &mut self,
+        record_index: Index,
+        uid: JobUid,
+        reason: JobReason,
+        why: String,
+    ) -> Result<(), ReconcileError> {
         let mut status = self.status_of(uid);
         self.note_first_phase(&mut status);
-        status.say_meanwhile(JobReason::InvalidRecord, &problems);
-        status.last_error = Some(problems);
+        status.say_meanwhile(reason, &why);
+        status.last_error = Some(why);
         self.write_status(record_index, status).await
     }
 

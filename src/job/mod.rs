@@ -41,6 +41,7 @@ pub mod doorbells;
 mod events;
 mod failpoints;
 pub mod frameworks;
+pub mod hook;
 pub mod kind;
 pub mod machine;
 pub mod manifest;

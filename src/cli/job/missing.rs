@@ -199,6 +199,7 @@ impl JobReading<'_> {
             JobReason::WaitingForOldMembers,
             JobReason::MembersUnplaced,
             JobReason::Quarantined,
+            JobReason::HookFailed,
             JobReason::ShapeChanged,
         ];
         if of_state.iter().any(|reason| reason.to_string() == state.reason) {

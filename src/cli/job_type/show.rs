@@ -91,6 +91,7 @@ pub(super) async fn get(context: &CommandContext, name: &ObjectName) -> anyhow::
             ("container", text(&one, "/spec/container")),
             ("port", port),
             ("variables", names(&one["spec"]["environment"])),
+            ("hook", text(&one, "/spec/hook/url")),
             ("success", note(&one)),
         ])
     })

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::JobController;
-use crate::farm::kind::{Action, ReconcileError};
+use crate::farm::kind::{Action, ReconcileError, ReconcileResult};
 use crate::farm::records::Record;
 use crate::farm::status_chain::{Change, Committed, RecordGuard, StatusWrite};
 use crate::job::document::described;
@@ -48,18 +48,31 @@ impl JobController {
         if let Err(missing) = described::put_copy(&mut document, &types) {
             return Ok(Some(TypeCopy::Missing(missing, again)));
         }
-        let value = bytes::Bytes::from(document.to_string());
+        let value = document.to_string();
         if value.len() > self.ctx.limits.bytes.saturating_sub(RESERVED) / 4 * 3 {
             let why = format!("with its type it has {} bytes", value.len());
             let fix = "shorten it: it does not fit into a Consul transaction";
             let large = FieldError::new(FieldError::WHOLE, why, fix);
             return Ok(Some(TypeCopy::Missing(large, again)));
         }
+        let why = format!("copied the type of {}", key::job_type(&kind));
+        let action = self.replace_document(record, &document, why).await?;
+        Ok(Some(TypeCopy::Written(action)))
+    }
+
+    /// Replaces the job's record by CAS, with an audit record.
+    pub(super) async fn replace_document(
+        &mut self,
+        record: &Record,
+        document: &Value,
+        reason: String,
+    ) -> ReconcileResult {
+        let value = bytes::Bytes::from(document.to_string());
         let change = JobChange {
             job: self.id.clone(),
             actor: Actor::Farm,
             action: "Changed".to_owned(),
-            reason: format!("copied the type of {}", key::job_type(&kind)),
+            reason,
             command: None,
             record: Some(record_hash(&value)),
             step: None,
@@ -73,18 +86,17 @@ impl JobController {
             shared: Vec::new(),
             audit: vec![audit],
         };
-        let action = match self.chain.commit(change).await? {
+        match self.chain.commit(change).await? {
             Committed::Applied(_) => {
                 self.claimed.records.refresh_soon();
-                Action::AwaitChange
+                Ok(Action::AwaitChange)
             }
-            Committed::Refused(_) => self.after_refusal(),
-        };
-        Ok(Some(TypeCopy::Written(action)))
+            Committed::Refused(_) => Ok(self.after_refusal()),
+        }
     }
 
     /// The record of a kind, if there is a valid one.
-    async fn stored_type(&self, kind: &ObjectName) -> Result<JobTypes, ReconcileError> {
+    pub(super) async fn stored_type(&self, kind: &ObjectName) -> Result<JobTypes, ReconcileError> {
         let entry = self.ctx.reader.get(&key::job_type(kind), Query::CONSISTENT).await?.value;
         let record = entry.and_then(|entry| JobTypeRecord::decode(&entry.value).ok());
         Ok(JobTypes(record.map(|record| (kind.clone(), record)).into_iter().collect()))

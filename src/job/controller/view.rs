@@ -135,6 +135,9 @@ impl JobController {
                 return Ok(Err(action));
             }
         };
+        if let Some(action) = self.await_hook(record, &decoded).await? {
+            return Ok(Err(action));
+        }
         self.confirm_removed().await?;
         let uid = JobUid(record.created);
         let group = self.observed_group(&decoded.read, uid)?;

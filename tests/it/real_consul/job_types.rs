@@ -1,6 +1,11 @@
 //! A kind of jobs that a record describes (decision 42), with the built program, a real Consul and real processes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 use crate::harness::RealCluster;
 use rcfarm_api::key;
@@ -105,6 +110,71 @@ async fn job_of_a_described_kind_runs_to_its_end() {
     let verified = stage.cluster.run(&["audit", "verify"]).await;
     assert_eq!(verified.code, 0, "{verified:?}");
     for job in ["good", "bad", "raw", "late"] {
+        stage.cluster.run(&["job", "delete", job, "--timeout", "80s"]).await.ok();
+    }
+    farm.stop().await;
+}
+
+/// A server of a type's hook. It answers nothing until it is told to; then with a variable. It counts its answers.
+struct Hook {
+    url: String,
+    answers: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+}
+
+impl Hook {
+    async fn new() -> Hook {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/hook", listener.local_addr().unwrap());
+        let (answers, answered) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicUsize>::default());
+        let (may, count) = (answers.clone(), answered.clone());
+        tokio::spawn(async move {
+            let body = r#"{"environment": [{"name": "FROM_HOOK", "value": "rank ${rank}"}]}"#;
+            let mut open = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = vec![0; 64 * 1024];
+                let _ = stream.read(&mut request).await;
+                if may.load(Ordering::SeqCst) {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                    let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
+                }
+                open.push(stream);
+            }
+        });
+        Hook { url, answers, answered }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_waits_for_its_hook_and_keeps_its_answer() {
+    let stage = Stage::new().await;
+    let hook = Hook::new().await;
+    let farm = stage.cluster.farm_process("a", &[]);
+    let [of_type, job] = documents("hooked", "test \"$FROM_HOOK\" = \"rank 0\"");
+    let server = format!("  hook: {{url: '{}', timeoutSeconds: 1}}\n", hook.url);
+    stage.apply(&format!("{of_type}{server}---\n{job}")).await.ok();
+    until("the job says that the hook is silent", || async {
+        let status = stage.cluster.json(&["job", "get", "hooked"]).await["status"].take();
+        status["state"]["reason"] == "HookFailed"
+            && status["state"]["message"].to_string().contains("no answer within 1s")
+    })
+    .await;
+    let copy = stage.record("hooked").await["spec"]["jobType"].take();
+    assert_eq!(copy["hook"], "Pending", "the address is the record's alone");
+    // Others go on meanwhile.
+    let run = ["job", "run", "--name", "other", "--replicas", "1", "--", "true"];
+    stage.cluster.run(&run).await.ok();
+    stage.phase("other", "Completed").await;
+    hook.answers.store(true, Ordering::SeqCst);
+    stage.phase("hooked", "Completed").await;
+    let copy = stage.record("hooked").await["spec"]["jobType"].take();
+    assert_eq!(copy["hook"], "Answered");
+    assert!(copy["environment"].to_string().contains("FROM_HOOK"), "{copy}");
+    assert_eq!(hook.answered.load(Ordering::SeqCst), 1, "it is asked once");
+    stage.apply(&job).await.ok();
+    assert_eq!(stage.record("hooked").await["spec"]["jobType"], copy, "for good");
+    for job in ["hooked", "other"] {
         stage.cluster.run(&["job", "delete", job, "--timeout", "80s"]).await.ok();
     }
     farm.stop().await;

@@ -5,6 +5,7 @@
 //! when the record changes (decision 42).
 
 mod check;
+mod hook;
 mod template;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::check::{MOST_TYPE_BYTES, check_kind};
+pub use self::hook::{HookAnswer, HookServer, HookState, JobTypeHook};
 pub use self::template::{EnvValue, TemplatePart};
 
 use super::spec::Restart;
@@ -66,6 +68,9 @@ pub struct JobTypeSpec {
     /// When a job has succeeded.
     #[serde(default, skip_serializing_if = "SuccessRule::is_default")]
     pub success: SuccessRule,
+    /// Server that adds to the environment of each job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<JobTypeHook>,
 }
 
 fn never() -> Restart {
@@ -200,8 +205,12 @@ impl JobType {
         let fix = "compare with docs/guide/jobs.md";
         let spec: JobTypeSpec = crate::stored::from_object(copy.clone(), fix)
             .map_err(|error| vec![error.below(&path)])?;
-        let found = spec.check().into_iter().map(|error| error.below(&path));
-        let found: Vec<FieldError> = found.collect();
+        let mut found = spec.check();
+        if matches!(spec.hook, Some(JobTypeHook::Server(_))) {
+            let fix = "write Pending: the record has it";
+            found.push(FieldError::new("hook", "a job does not say whom to ask", fix));
+        }
+        let found: Vec<FieldError> = found.into_iter().map(|error| error.below(&path)).collect();
         match found.is_empty() {
             true => Ok(JobType { job: job.clone(), kind: kind.to_owned(), spec }),
             false => Err(found),
@@ -246,7 +255,7 @@ impl JobTypes {
     pub fn copy(&self, kind: &str) -> Option<Value> {
         let (name, record) = self.0.iter().find(|(name, _)| name.as_str() == kind)?;
         let is_valid = record.check(name).is_empty();
-        serde_json::to_value(&record.spec).ok().filter(|_| is_valid)
+        serde_json::to_value(record.spec.of_new_job()).ok().filter(|_| is_valid)
     }
 
     /// The kinds, divided by commas.

@@ -178,6 +178,8 @@ pub struct PhaseRecord {
 pub enum JobReason {
     /// The record breaks a rule; the message names the fields.
     InvalidRecord,
+    /// The server of its type has not answered as it should; the message says why.
+    HookFailed,
     /// A field was changed that must not change.
     ShapeChanged,
     /// Repeated failures; see `lastError` and `quarantinedUntil`.

@@ -168,6 +168,7 @@ const JOB_TYPE: &str = "\
 | `spec.apiVersion` | honoured |  |
 | `spec.container` | honoured |  |
 | `spec.environment[].name`, `.value`, `.onlyWith` | honoured | values are a closed list |
+| `spec.hook.url`, `.timeoutSeconds` | honoured | of a record; a job's copy has `Pending` or `Answered` |
 | `spec.port.name`, `.number` | honoured |  |
 | `spec.replicaSpecs` | honoured |  |
 | `spec.replicaTypes[].name`, `.replicas`, `.min`, `.max`, `.required`, `.master`, `.mayFail` | honoured |  |

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    API_VERSION, EnvTemplate, JobTypeRecord, JobTypeSpec, KIND, ReplicaType, TemplatePart,
+    API_VERSION, EnvTemplate, JobTypeHook, JobTypeRecord, JobTypeSpec, KIND, ReplicaType,
+    TemplatePart,
 };
 use crate::FieldError;
 use crate::ids::ObjectName;
@@ -106,6 +107,10 @@ impl JobTypeRecord {
                 bad.push(FieldError::new(field, why, ""));
             }
         }
+        if matches!(self.spec.hook, Some(JobTypeHook::Job(_))) {
+            let fix = "write {url: http://host:port/path}";
+            bad.push(FieldError::new("spec.hook", "it does not say whom to ask", fix));
+        }
         bad.extend(self.spec.check().into_iter().map(|error| error.below("spec")));
         bad
     }
@@ -130,6 +135,9 @@ impl JobTypeSpec {
             return bad;
         }
         self.check_names(&mut bad);
+        if let Some(JobTypeHook::Server(server)) = &self.hook {
+            bad.extend(server.check());
+        }
         self.check_types(&mut bad);
         self.check_variables("environment", &self.environment, &mut bad);
         for (n, one) in self.replica_types.iter().enumerate() {

@@ -77,6 +77,18 @@ fn each_field_is_checked_with_its_path() {
         ("/spec/success", json!({"types": ["PS"]}), "spec.success.types[0]"),
         ("/spec/success", json!({"when": "Never"}), "spec.success.when"),
         ("/spec/later", json!(1), "spec"),
+        ("/spec/hook", json!("Pending"), "spec.hook"),
+        ("/spec/hook", json!({"url": "ftp://h/"}), "spec.hook.url"),
+        ("/spec/hook", json!({"url": "http://"}), "spec.hook.url"),
+        ("/spec/hook", json!({"url": "http://u:p@h/"}), "spec.hook.url"),
+        ("/spec/hook", json!({"url": "http://h/a b"}), "spec.hook.url"),
+        ("/spec/hook", json!({"url": "http://h", "timeoutSeconds": 0}), "spec.hook.timeoutSeconds"),
+        (
+            "/spec/hook",
+            json!({"url": "http://h", "timeoutSeconds": 31}),
+            "spec.hook.timeoutSeconds",
+        ),
+        ("/spec/hook", json!({"url": "http://h", "token": "x"}), "spec.hook"),
     ] {
         let found = problems(pointer, value.clone());
         assert!(found.iter().any(|one| one.path.starts_with(path)), "{pointer} {value}: {found:?}");
@@ -128,5 +140,39 @@ fn text_is_divided_into_its_values() {
     }
     for wrong in ["${", "${}", "${host:Worker}", "${hosts}", "${port:Worker:-1}", "${a:b:c:d}"] {
         assert!(P::parse(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn answer_of_a_hook_becomes_part_of_the_copy() {
+    let mut record = paddle();
+    record["spec"]["hook"] = json!({"url": "http://127.0.0.1:9/x?a=@"});
+    let record = JobTypeRecord::decode(record.to_string().as_bytes()).unwrap();
+    let name: ObjectName = "PaddleJob".parse().unwrap();
+    assert_eq!(record.check(&name), []);
+    let copy = JobTypes([(name, record.clone())].into()).copy("PaddleJob").unwrap();
+    assert_eq!(copy["hook"], "Pending", "without the address");
+    let job = "default/j".parse().unwrap();
+    let of_job = JobType::of_job(&job, "PaddleJob", &copy).unwrap();
+    let own = JobType::of_job(&job, "PaddleJob", &serde_json::to_value(&record.spec).unwrap());
+    assert_eq!(own.unwrap_err()[0].path, "spec.jobType.hook", "a job names no server");
+    let answer = |text: Value| of_job.spec.clone().answered(serde_json::from_value(text).unwrap());
+    let spec = answer(
+        json!({"environment": [{"name": "ROLE", "value": "x"}, {"name": "NEW", "value": ""}],
+        "replicaTypes": {"Master": [{"name": "MASTER", "value": "me"}]}}),
+    )
+    .unwrap();
+    assert_eq!(spec.hook, Some(JobTypeHook::Job(HookState::Answered)));
+    let names = |all: &[EnvTemplate]| -> Vec<String> {
+        all.iter().map(|one| format!("{}={}", one.name, one.value)).collect()
+    };
+    assert_eq!(names(&spec.environment), ["MASTER=${address:Master:0}", "ROLE=x", "NEW="]);
+    assert_eq!(names(&spec.replica_types[0].environment), ["ROLE=leads ${job}", "MASTER=me"]);
+    for (wrong, path) in [
+        (json!({"replicaTypes": {"PS": []}}), "replicaTypes.PS"),
+        (json!({"environment": [{"name": "A", "value": "${secret}"}]}), "environment[2].value"),
+        (json!({"environment": [{"name": "A B", "value": ""}]}), "environment[2].name"),
+    ] {
+        assert_eq!(answer(wrong).unwrap_err()[0].path, path);
     }
 }
