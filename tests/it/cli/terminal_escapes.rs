@@ -91,6 +91,9 @@ const PRINTING: &[&str] = &[
     "apply -f hostile.yaml",
     "pod get web",
     "pod list",
+    "job type get A",
+    "job type get B",
+    "job type list",
     "priority-class get a",
     "priority-class get b",
     "priority-class list",
@@ -119,6 +122,7 @@ const PRINTING: &[&str] = &[
     "rc delete web",
     "queue delete b",
     "priority-class delete b",
+    "job type delete B",
 ];
 
 /// Commands that are not run here, with the reason.
@@ -227,6 +231,14 @@ async fn write_records(cluster: &HttpCluster, rc: &str) {
         ),
         ("rcfarm/priority_classes/a".to_owned(), json!({"value": 7, "description": HOSTILE})),
         ("rcfarm/priority_classes/b".to_owned(), json!({"value": HOSTILE})),
+        (
+            "rcfarm/job_types/A".to_owned(),
+            json!({"spec": {"replicaSpecs": HOSTILE, "container": HOSTILE, "hook": {"url": HOSTILE},
+                   "port": {"name": HOSTILE, "number": 7}, "success": {"types": [HOSTILE]},
+                   "environment": [{"name": HOSTILE, "value": HOSTILE}],
+                   "replicaTypes": [{"name": HOSTILE}]}}),
+        ),
+        ("rcfarm/job_types/B".to_owned(), json!({"spec": HOSTILE})),
         ("rcfarm/jobs/default/a".to_owned(), job("a")),
         (
             "rcfarm/job_status/default/a".to_owned(),
@@ -332,6 +344,7 @@ async fn write_records(cluster: &HttpCluster, rc: &str) {
         "rcfarm/cron_jobs/default/",
         "rcfarm/job_flows/default/",
         "rcfarm/job_templates/default/",
+        "rcfarm/job_types/",
         "rcfarm/queues/",
         "rcfarm/nodes/",
         "audit_logs/",
