@@ -28,7 +28,7 @@ pub enum JobCommand {
     /// List all jobs
     #[command(visible_alias = "ls")]
     List(list::JobListArgs),
-    /// Run a command as a job: rcfarm job run --replicas 2 -- COMMAND
+    /// Run a command as a job, or as the tasks of an array: rcfarm job run --array 0-99%10 -- COMMAND
     #[command(visible_alias = "submit")]
     Run(Box<run::JobRunArgs>),
     /// Make a job of a JobTemplate, with metadata and a payload; the same token makes it once
