@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use super::dependencies::JobDependency;
 use super::plan::JobPlan;
 use rcfarm_api::Timestamp;
 use rcfarm_api::job::spec::JobSpec;
@@ -34,6 +35,19 @@ pub(super) fn change_plan(status: &JobStatus, plan: &mut JobPlan) {
     if enabled(Failpoint::CountedTwice) && is_counted {
         plan.status.retry_count += 1;
     }
+    let Some(array) = &mut plan.status.array else { return };
+    if enabled(Failpoint::TaskEndsAssumed) {
+        let begun = array.members.values().copied();
+        array.completed_indexes = array.completed_indexes.iter().chain(begun).collect();
+    }
+    if enabled(Failpoint::TaskEndsForgotten) && array.completed_indexes.len() > 1 {
+        array.completed_indexes = Default::default();
+    }
+}
+
+/// The jobs that a job waits for.
+pub(super) fn change_dependencies(all: &[JobDependency]) -> &[JobDependency] {
+    if enabled(Failpoint::JobsUnordered) { &[] } else { all }
 }
 
 /// The eviction that a job sees.

@@ -94,6 +94,9 @@ cases! { Services: {
     StepsUnordered = "steps do not wait for those that they depend on",
     StepsForgotten = "a flow forgets steps whose job has ended",
     FailureIgnored = "a flow takes failed jobs for completed ones",
+    JobsUnordered = "jobs do not wait for those that they depend on",
+    TaskEndsAssumed = "a task of an array counts as completed when it starts",
+    TaskEndsForgotten = "an array forgets which tasks have completed",
 } Cells: {
     HoldersHidden = "a pass does not see which cells groups hold",
     ReservationHidden = "a pass does not see reservations of cells",

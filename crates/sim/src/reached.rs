@@ -126,6 +126,10 @@ occasions! { Services: {
     40 StepRetried = "a step was made again after a failure", 100;
     40 FlowSucceeded = "a flow succeeded", 400;
     40 FlowFailed = "a flow failed", 300;
+    23 DependentJobBegan = "a job began that had waited for others", 150;
+    47 NextTaskMade = "a member of an array went on with another task", 150;
+    47 TaskRepeated = "a task of an array started again after a failure or a loss", 100;
+    48 DispatchedAgain = "a token was dispatched again", 80;
 } Cells: {
     41 ReservationUsed = "a group was placed on devices that it had reserved", 300;
     42 PromiseKept = "a virtual cluster held all that it was promised", 200;

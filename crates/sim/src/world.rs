@@ -24,6 +24,7 @@ use crate::workload::documents::{KINDS, QUEUES, RECORDS, document, job_id, rc_id
 use crate::workload::flows::{TEMPLATES, flow_document, flow_id, template_document, template_id};
 use crate::workload::hostile::is_hostile;
 use crate::workload::schedules::{cron_document, cron_id, is_end_of_summer};
+use crate::workload::sweeps::{array_document, array_id, dependent_document, dependent_id};
 use rcfarm_api::ids::{Namespaced, RcId};
 use rcfarm_api::key;
 use rcfarm_api::node::record::NodeState;
@@ -313,6 +314,11 @@ impl World {
             }
             OwnerAction::CommandJob(n, action) => users.command_made_job(*n, *action),
             OwnerAction::RemoveJob(n, by_hand) => users.remove_made_job(*n, *by_hand),
+            OwnerAction::SubmitArray(n) => users.submit(&array_id(*n), &array_document()),
+            OwnerAction::SubmitDependent(n, anyhow) => {
+                users.submit(&dependent_id(*n, *anyhow), &dependent_document(*n, *anyhow));
+            }
+            OwnerAction::Dispatch(template, token) => users.dispatch(*template, *token),
         }
     }
 
@@ -327,6 +333,11 @@ impl World {
         for n in 0..self.setup.flows.len() {
             self.act_on_flow(&OwnerAction::MalformFlow(n, false));
             self.act_on_flow(&OwnerAction::CreateFlow(n));
+        }
+        for n in 0..self.setup.sweeps {
+            self.act_on_flow(&OwnerAction::SubmitArray(n));
+            self.act_on_flow(&OwnerAction::SubmitDependent(n, false));
+            self.act_on_flow(&OwnerAction::SubmitDependent(n, true));
         }
     }
 

@@ -96,6 +96,12 @@ pub enum Failpoint {
     StepsForgotten,
     /// A flow takes failed jobs for completed ones.
     FailureIgnored,
+    /// Jobs do not wait for those that they depend on.
+    JobsUnordered,
+    /// A task of an array counts as completed when it starts.
+    TaskEndsAssumed,
+    /// An array forgets which tasks have completed.
+    TaskEndsForgotten,
     /// Groups that have to make room are not told.
     VictimsUntold,
     /// Reservations of cells are not written.

@@ -19,7 +19,7 @@ use crate::job::members::{FreePod, MemberPod, MemberRemoveReason};
 use crate::job::owner::ControllerRef;
 use crate::job::plan::ObservedGroup;
 use crate::job::plan::waiting::why_waits;
-use crate::job::{document, writes};
+use crate::job::{document, failpoints, writes};
 use rcfarm_api::ids::{NodeName, PodRef};
 use rcfarm_api::job::spec::{JobSpec, JobUid, Slot};
 use rcfarm_api::job::status::PodPhase;
@@ -68,7 +68,7 @@ pub(super) struct JobView {
 impl JobController {
     /// Whether the job waits for others. It writes nothing until then; a command starts it, and carries itself out.
     pub(super) async fn waits_for_others(&mut self, input: &JobView) -> Result<bool, StoreError> {
-        let dependencies = &input.record.dependencies;
+        let dependencies = failpoints::change_dependencies(&input.record.dependencies);
         let status = self.chain.status();
         let has_begun = status.uid == input.uid && !status.phases.is_empty();
         let may_wait = !dependencies.is_empty() && !has_begun && self.group.0 == Index::ZERO;

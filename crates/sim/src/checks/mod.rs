@@ -5,6 +5,7 @@
 
 mod agent;
 mod allocations;
+mod arrays;
 mod audit;
 mod cells;
 mod flows;
@@ -93,6 +94,12 @@ pub const CHECKS: &[Check] = &[
         invariants: &[8, 20, 21, 22, 23, 24, 25],
         runs_in: JOBS,
         run: |write, model, facts, report| job_pods::check(write, &model.jobs, facts, report),
+    },
+    Check {
+        file: "checks/arrays.rs",
+        invariants: &[23, 47],
+        runs_in: |mix| mix.flows,
+        run: |write, model, _, report| arrays::check(write, &model.jobs, report),
     },
     Check {
         file: "checks/flows.rs",

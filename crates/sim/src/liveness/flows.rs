@@ -37,7 +37,13 @@ pub fn unsettled(
             false => Some((27, format!("JobFlow {id} has no owner that lives"))),
         })
     };
-    crons.or_else(flows).or_else(|| leftovers(model))
+    crons.or_else(flows).or_else(|| leftovers(model)).or_else(|| dispatched(model))
+}
+
+/// 48: a token makes one job of a template.
+fn dispatched(model: &FlowModel) -> Option<(u32, String)> {
+    let ((template, token), jobs) = model.dispatched.iter().find(|(_, jobs)| jobs.len() > 1)?;
+    Some((48, format!("{token} of {template} made {jobs:?}")))
 }
 
 /// 39: no run is due any more, and those that were due in quiet times were made.

@@ -67,6 +67,9 @@ fn job(
         return not_yet("has no owner that lives".to_owned());
     }
     let Some(status) = model.statuses.get(id).filter(|status| status.uid == uid) else {
+        if model.is_barred(id) {
+            return None;
+        }
         return not_yet("has no status".to_owned());
     };
     if !status.state.phase.is_final() {

@@ -7,8 +7,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::jobs::{Pair, hold, put};
+use crate::workload::hostile::is_hostile;
 use rcfarm::cron::document as cron_document;
+use rcfarm::flow::dispatch::TOKEN_ANNOTATION;
 use rcfarm::flow::document as flow_document;
+use rcfarm::job::document::MADE_BY_FLOW;
 use rcfarm::job::owner::ControllerRef;
 use rcfarm_api::Stored;
 use rcfarm_api::cron::{self, CronStatus};
@@ -72,6 +75,8 @@ pub struct FlowModel {
     pub flow_owners: BTreeMap<Namespaced, SessionId>,
     /// Jobs that records made, by name, the last one last.
     pub made: BTreeMap<Namespaced, Vec<MadeJob>>,
+    /// Jobs that dispatches made, by template and token.
+    pub dispatched: BTreeMap<(String, String), BTreeSet<Namespaced>>,
     /// When a snapshot was last restored.
     pub restored_at: Option<Duration>,
 }
@@ -165,7 +170,15 @@ impl FlowModel {
         if before.is_none()
             && let Some(entry) = entry
         {
-            let owner = ControllerRef::in_document(&document(entry)?)?;
+            let document = document(entry)?;
+            let annotation = |name: &str| {
+                Some(document.get("metadata")?.get("annotations")?.get(name)?.as_str()?.to_owned())
+            };
+            let of = annotation(MADE_BY_FLOW[1]).zip(annotation(TOKEN_ANNOTATION));
+            if let Some(of) = of.filter(|_| !is_hostile(&id)) {
+                self.dispatched.entry(of).or_default().insert(id.clone());
+            }
+            let owner = ControllerRef::in_document(&document)?;
             let uid = entry.create_index;
             let (ended, gone, marked, removed, passed) = Default::default();
             let job = MadeJob { owner, uid, ended, gone, marked, removed, passed };

@@ -39,6 +39,8 @@ pub struct History {
     pub ended: BTreeMap<Try, Option<i32>>,
     /// Attempts that were lost: their pods were removed, or their nodes crashed.
     pub lost: BTreeSet<Try>,
+    /// Attempts at tasks of arrays, with the indexes of these tasks.
+    pub indexes: BTreeMap<Try, u32>,
     /// Executed commands.
     pub consumed: BTreeSet<Uuid>,
     /// Tasks that are ready for their dependents now.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::cells::CellHistory;
@@ -12,6 +13,7 @@ use super::history::History;
 use super::notes;
 use super::services::AFTER_RESTORE;
 use crate::facts::VIEW;
+use rcfarm::job::dependencies::{self, JobDependency, TargetState};
 use rcfarm::job::document;
 use rcfarm::job::manifest::PodIdentity;
 use rcfarm::job::owner::ControllerRef;
@@ -50,6 +52,8 @@ pub struct ModelJob {
     pub deleting: bool,
     /// The CronJob or JobFlow that made it.
     pub owner: Option<ControllerRef>,
+    /// The jobs that it waits for.
+    pub dependencies: Vec<JobDependency>,
 }
 
 /// A group's record.
@@ -164,10 +168,19 @@ fn mark_on(entry: &Entry) -> Option<Arc<PodIdentity>> {
 }
 
 fn owner_in(value: &[u8]) -> Option<ControllerRef> {
-    const FIELD: &[u8] = b"ownerReferences";
-    // Few documents have one, and to parse all of them takes time.
-    value.windows(FIELD.len()).find(|part| *part == FIELD)?;
-    ControllerRef::in_document(&serde_json::from_slice(value).ok()?)
+    ControllerRef::in_document(&parsed_with("ownerReferences", value)?)
+}
+
+fn dependencies_in(id: &Namespaced, value: &[u8]) -> Vec<JobDependency> {
+    let document = parsed_with(dependencies::ANNOTATION, value);
+    let all = document.and_then(|document| dependencies::in_document(id, &document).ok());
+    all.unwrap_or_default()
+}
+
+/// A document with a field of this name. Few have it, and to parse all of them takes time.
+fn parsed_with(field: &str, value: &[u8]) -> Option<Value> {
+    value.windows(field.len()).find(|part| *part == field.as_bytes())?;
+    serde_json::from_slice(value).ok()
 }
 
 /// Sets or removes a value. Returns it before and after.
@@ -237,7 +250,9 @@ impl JobModel {
                     None => document::finalize(&entry.value).is_some(),
                 };
                 let owner = owner_in(&entry.value);
-                Arc::new(ModelJob { uid: JobUid(entry.create_index), spec, deleting, owner })
+                let dependencies = dependencies_in(&id, &entry.value);
+                let uid = JobUid(entry.create_index);
+                Arc::new(ModelJob { uid, spec, deleting, owner, dependencies })
             });
             let pair = put(&mut self.jobs, &id, seen);
             return Some(ModelEvent::Job(id, pair));
@@ -401,6 +416,25 @@ impl JobModel {
     pub fn spec(&self, id: &Namespaced) -> Option<(JobUid, &JobSpec)> {
         let seen = self.jobs.get(id)?;
         Some((seen.uid, seen.spec.as_ref()?))
+    }
+
+    /// What a job has become that others may wait for.
+    #[must_use]
+    pub fn target(&self, id: &Namespaced) -> TargetState {
+        let Some(job) = self.jobs.get(id) else { return TargetState::Missing };
+        let status = self.statuses.get(id).filter(|status| status.uid == job.uid);
+        match status.map(|status| status.state.phase).filter(|phase| phase.is_final()) {
+            Some(phase) => TargetState::Ended(phase),
+            None => TargetState::Active,
+        }
+    }
+
+    /// Whether a job never starts, since one that it waits for has ended otherwise than it asks.
+    #[must_use]
+    pub fn is_barred(&self, id: &Namespaced) -> bool {
+        let all = self.jobs.get(id).into_iter().flat_map(|job| &job.dependencies);
+        let mut unmet = all.filter_map(|one| one.unmet(self.target(&one.job(id))));
+        unmet.any(|unmet| unmet.is_final)
     }
 
     /// Pods of a job that are real.

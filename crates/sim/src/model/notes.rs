@@ -29,7 +29,12 @@ pub fn note(model: &mut JobModel, applied_write: &AppliedWrite<'_>) {
     for seen in &applied_write.events {
         match seen {
             ModelEvent::Intent(_, (_, Some(identity))) => {
-                model.history.made.insert(Try::from(&**identity));
+                let one = Try::from(&**identity);
+                let array = model.statuses.get(&one.job).and_then(|status| status.array.as_ref());
+                if let Some(index) = array.and_then(|array| array.members.get(&one.slot.index)) {
+                    model.history.indexes.insert(one.clone(), *index);
+                }
+                model.history.made.insert(one);
             }
             ModelEvent::GroupStatus(id, (_, after)) => {
                 let waiting = &mut model.history.waiting;

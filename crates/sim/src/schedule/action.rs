@@ -147,6 +147,12 @@ pub enum OwnerAction {
     CommandJob(usize, CommandAction),
     /// A user deletes one of them, by a mark or by hand.
     RemoveJob(usize, bool),
+    /// An array.
+    SubmitArray(usize),
+    /// A job that waits for the array of this number: until it has completed, or has ended anyhow.
+    SubmitDependent(usize, bool),
+    /// A user dispatches a template with this token.
+    Dispatch(usize, usize),
 }
 
 impl From<OwnerAction> for SimAction {

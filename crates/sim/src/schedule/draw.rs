@@ -20,6 +20,8 @@ const DEALLOCATED: u32 = 250;
 const SCALED_OFF_NODES: u32 = 250;
 /// Of a thousand worlds with replication controllers, in this many users update manifests in order.
 const UPDATED: u32 = 250;
+/// Of a thousand worlds with flows, this many have arrays, jobs that wait for these, and dispatches.
+const SWEPT: u32 = 400;
 /// Of a thousand worlds that begin before summer time does, this many see its end, too.
 const SECOND_CHANGE: u32 = 500;
 /// Jumps of clocks, in seconds, where no timer of a job depends on them.
@@ -114,6 +116,10 @@ impl Schedule {
         let goes_on_at = (goes_on_at && begins == BEGINNINGS[0]).then_some(BEGINNINGS[1]);
         let restores = agents.is_empty() && lost.is_none();
         let (crons, flows) = if mix.flows { builder.flows(restores) } else { Default::default() };
+        // From a stream of their own, so that they change nothing else.
+        builder.rng = SimRng::new(seed ^ 0x7377_6565_7073);
+        let is_swept = builder.rng.permille(SWEPT) && mix.flows;
+        let sweeps = if is_swept { builder.sweeps() } else { 0 };
         builder.rng = SimRng::new(seed ^ 0x686f_7374_696c_6532);
         if builder.rng.permille(HOSTILE) {
             builder.hostile_owners(mix);
@@ -131,6 +137,7 @@ impl Schedule {
             jobs,
             crons,
             flows,
+            sweeps,
             begins,
             goes_on_at,
             healed_at,

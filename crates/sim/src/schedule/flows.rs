@@ -53,6 +53,29 @@ impl ScheduleBuilder {
         (crons, flows)
     }
 
+    /// Adds arrays, jobs that wait for them, and dispatches. Returns how many arrays there are.
+    pub fn sweeps(&mut self) -> usize {
+        use OwnerAction as A;
+        let count = 1 + self.rng.below(2);
+        for n in 0..count {
+            let at = self.rng.between(Duration::from_secs(1), Duration::from_secs(60));
+            self.at(at, A::SubmitArray(n));
+            for waits in [false, true] {
+                // Some come before the array.
+                let at = self.rng.between(Duration::from_secs(1), Duration::from_secs(80));
+                self.at(at, A::SubmitDependent(n, waits));
+            }
+        }
+        for _ in 0..2 + self.rng.below(4) {
+            let (at, template) = (self.moment(), self.rng.below(TEMPLATES.len()));
+            let token = self.rng.below(2);
+            self.at(at, A::Dispatch(template, token));
+            let again = at + self.rng.between(Duration::ZERO, Duration::from_secs(20));
+            self.at(again, A::Dispatch(template, token));
+        }
+        count
+    }
+
     fn flow_scene(&mut self, crons: usize, flows: usize) {
         use OwnerAction as A;
         let at = self.moment();

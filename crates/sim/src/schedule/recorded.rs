@@ -55,6 +55,9 @@ pub struct Setup {
     pub crons: Vec<(String, usize)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flows: Vec<(String, usize)>,
+    /// How many arrays there are.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub sweeps: usize,
     /// What clocks show at the start, in seconds after the beginning of 2026.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub begins: i64,
@@ -64,6 +67,10 @@ pub struct Setup {
     /// When the last fault has ended.
     #[serde(with = "millis")]
     pub healed_at: Duration,
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 fn is_zero(seconds: &i64) -> bool {

@@ -8,6 +8,7 @@ mod hostile_owners;
 mod jobs;
 pub mod schedules;
 mod services;
+pub mod sweeps;
 mod users;
 
 pub use users::Workload;
