@@ -75,7 +75,7 @@ enum Command {
     Cron(cron::CronCommand),
     #[command(subcommand)]
     Flow(flow::FlowCommand),
-    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob, JobFlow, JobTemplate and Queue,
+    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob, JobFlow, JobTemplate, PodGroup and Queue,
     /// Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, Pod, PriorityClass, JobType, HiveD's configuration of cells, and
     /// replication_controllers
     Apply(apply::FileArgs),

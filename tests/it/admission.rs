@@ -132,7 +132,7 @@ fn bent_jobs() -> Vec<Bent> {
             "not divided",
         ),
         ("J19", "/spec/minAvailable", json!(5), "spec.minAvailable", "greater than the 4 replicas"),
-        ("J20", "/spec/plugins", json!({"ray": []}), "spec.plugins.ray", "unable to find"),
+        ("J20", "/spec/plugins", json!({"rai": []}), "spec.plugins.rai", "unable to find"),
         ("J21", "/spec/volumes", json!([{"mountPath": "/d"}]), "spec.volumes", "put the data"),
         (
             "J26",
