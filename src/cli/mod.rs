@@ -75,9 +75,9 @@ enum Command {
     Cron(cron::CronCommand),
     #[command(subcommand)]
     Flow(flow::FlowCommand),
-    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob, JobFlow, JobTemplate, PodGroup and Queue,
-    /// Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, Pod, PriorityClass, JobType, HiveD's configuration of cells, and
-    /// replication_controllers
+    /// Create or update jobs, queues and controllers from files: Volcano's Job, CronJob, JobFlow, JobTemplate, PodGroup
+    /// and Queue, Kubeflow's TFJob, PyTorchJob, MPIJob, XGBoostJob, Pod, PriorityClass, JobType, Scheduler, HiveD's
+    /// configuration of cells, and replication_controllers
     Apply(apply::FileArgs),
     /// Show what apply would change; exit code 0 nothing, 1 something, 2 an error
     Plan(apply::FileArgs),
