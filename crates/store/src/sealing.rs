@@ -18,9 +18,9 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-/// Bytes of a key file, at least.
+/// Shortest key file, in bytes.
 const SHORTEST_SECRET: usize = 32;
-/// Bytes of a key file, at most.
+/// Longest key file, in bytes.
 const LONGEST_SECRET: u64 = 64 * 1024;
 
 /// A key from a key file.
@@ -42,9 +42,9 @@ pub enum KeySealing {
     /// Not at all: there is no key file, and nobody has asked for anything else.
     #[default]
     Refused,
-    /// As they are.
+    /// Not encrypted.
     Unencrypted,
-    /// Encrypted.
+    /// Encrypted with this key.
     With(SealingKey),
 }
 
@@ -60,7 +60,7 @@ impl KeySealing {
 /// [`IdSource`](crate::time::IdSource), whose seeds repeat them.
 ///
 /// # Errors
-/// Text: the system has none.
+/// Text: the operating system gives no random bytes.
 pub fn random_bytes<const N: usize>() -> Result<[u8; N], String> {
     let mut bytes = [0; N];
     let filled = SystemRandom::new().fill(&mut bytes);

@@ -51,7 +51,7 @@ pub(super) async fn run(
     }
 }
 
-/// Stored records.
+/// The stored job types, by kind.
 #[derive(Default)]
 pub(super) struct StoredTypes {
     entries: BTreeMap<ObjectName, Entry>,

@@ -1,4 +1,7 @@
-//! `rcfarm queue group …`
+//! `rcfarm queue group …`: PodGroups, those of jobs included.
+//!
+//! Keys read: PodGroups and their statuses. Key deleted: a PodGroup's record, by CAS, in one transaction with its audit
+//! record; never one that has an owner.
 
 use std::sync::Arc;
 

@@ -63,7 +63,7 @@ fn check_group(id: &Namespaced, document: &Value) -> Checked {
     })
 }
 
-/// A group of a job follows its job.
+/// Refuses to change a group that has an owner: the owner would write it back.
 fn check_owner(_: &Namespaced, _: &Value, _: Index, stored: &[u8]) -> Option<FieldError> {
     let owner = PodGroupRecord::decode(stored).ok()?.spec.owner?;
     let why = format!("it belongs to {} {}, whose owner writes it", owner.kind, owner.name);

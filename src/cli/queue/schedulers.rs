@@ -1,4 +1,7 @@
-//! `rcfarm queue scheduler …`
+//! `rcfarm queue scheduler …`: records of schedulers.
+//!
+//! Keys read: schedulers, their statuses, and queues. Key deleted: a scheduler's record, by CAS, in one transaction with its
+//! audit record; never one that a queue names.
 
 use std::collections::BTreeMap;
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
+use super::with_job_node;
 use crate::harness::RealCluster;
 use rcfarm_api::key;
 use rcfarm_testing::daemon::Daemon;
@@ -33,9 +34,8 @@ struct Stage {
 
 impl Stage {
     async fn new() -> Stage {
-        let cluster = RealCluster::real().await;
-        let agent = cluster.agent_process("n1", &["--capacity", "cpu=8", "--label", "pool=jobs"]);
-        Stage { _agent: agent, cluster }
+        let (_agent, cluster) = with_job_node().await;
+        Stage { _agent, cluster }
     }
 
     async fn apply(&self, text: &str) -> Ran {

@@ -4,6 +4,7 @@ use rcfarm_api::key;
 use rcfarm_testing::program::Ran;
 use serde_json::Value;
 
+use super::with_job_node;
 use crate::harness::RealCluster;
 use rcfarm_testing::daemon::Daemon;
 use rcfarm_testing::wait::until;
@@ -27,9 +28,8 @@ struct Stage {
 
 impl Stage {
     async fn new() -> Stage {
-        let cluster = RealCluster::real().await;
-        let agent = cluster.agent_process("n1", &["--capacity", "cpu=8", "--label", "pool=jobs"]);
-        let stage = Stage { _agent: agent, cluster };
+        let (_agent, cluster) = with_job_node().await;
+        let stage = Stage { _agent, cluster };
         stage.cluster.run(&["queue", "create", "research", "--capability", "cpu=8"]).await.ok();
         stage
     }

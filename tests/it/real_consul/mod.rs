@@ -14,3 +14,13 @@ mod ssh_keys;
 mod tls;
 mod token_rotation;
 mod unix_socket;
+
+use crate::harness::RealCluster;
+use rcfarm_testing::daemon::Daemon;
+
+/// A cluster with one node that has room for the jobs of a test, and the node's agent.
+async fn with_job_node() -> (Daemon, RealCluster) {
+    let cluster = RealCluster::real().await;
+    let agent = cluster.agent_process("n1", &["--capacity", "cpu=8", "--label", "pool=jobs"]);
+    (agent, cluster)
+}

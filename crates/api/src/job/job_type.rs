@@ -104,7 +104,7 @@ pub struct ReplicaType {
     /// Fewest members of a job that has the type.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub min: u32,
-    /// Most members.
+    /// Most members that a job may have of the type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u32>,
     /// Whether every job has the type.
@@ -139,7 +139,7 @@ fn is_zero(count: &u32) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EnvTemplate {
-    /// The variable.
+    /// Name of the variable.
     pub name: String,
     /// Its text, with values such as `${rank}` ([`TemplatePart`]).
     pub value: String,
@@ -169,12 +169,12 @@ impl SuccessRule {
 /// How many members must succeed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SuccessWhen {
-    /// All.
+    /// All members of the type.
     #[default]
     All,
-    /// The one with index 0.
+    /// The member with index 0.
     First,
-    /// One, whichever.
+    /// At least one member of the type.
     Any,
 }
 

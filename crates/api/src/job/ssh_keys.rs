@@ -13,12 +13,12 @@ use super::spec::JobUid;
 use crate::Stored;
 use crate::ids::Namespaced;
 
-/// The record of a job's keys.
+/// The value of `rcfarm/job_keys/<ns>/<job>`: the ssh keys of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobKeysRecord {
     /// Uid of the job. Another job of the name gets a pair of its own.
     pub uid: JobUid,
-    /// The pair.
+    /// The pair that all members share.
     pub ssh: SshKeyPair,
     /// Fields that we do not know.
     #[serde(flatten)]
@@ -32,7 +32,7 @@ impl Stored for JobKeysRecord {}
 pub struct SshKeyPair {
     /// The public key in base64, 32 bytes. Agents compare it with the private one.
     pub public: String,
-    /// The private key.
+    /// The private key, which agents write into the homes of members.
     pub private: PrivateKey,
 }
 
@@ -40,9 +40,9 @@ pub struct SshKeyPair {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum PrivateKey {
-    /// Encrypted.
+    /// Encrypted with a key file.
     Sealed(SealedText),
-    /// As it is.
+    /// Not encrypted: the operator has allowed it.
     Plain {
         /// The seed of the pair in base64, 32 bytes.
         seed: String,

@@ -1,4 +1,4 @@
-//! Rules of a job type. Pure.
+//! Which job types are valid: names, counts, variables and the rule of success. Pure.
 
 use std::collections::BTreeSet;
 

@@ -9,16 +9,16 @@ use crate::FieldError;
 
 /// Longest time limit of an answer, in seconds.
 const LONGEST_TIMEOUT: u32 = 30;
-/// Bytes of an address.
+/// Longest address of a server, in bytes.
 const LONGEST_URL: usize = 2048;
 
-/// `hook` of a type.
+/// The field `hook` of a type's record, and of a job's copy of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum JobTypeHook {
-    /// Of a record: whom to ask.
+    /// In the type's record: the server to ask.
     Server(HookServer),
-    /// Of a job: whether it was asked. Its copy of the type does not say whom: who may write jobs must not choose whom the
+    /// In a job's copy: whether it has answered. Its copy of the type does not say whom: who may write jobs must not choose whom the
     /// farm calls.
     Job(HookState),
 }
@@ -41,9 +41,9 @@ fn five() -> u32 {
 /// Whether the server has answered for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HookState {
-    /// Not yet: no pod is made.
+    /// It has not answered yet; no pod of the job is made before.
     Pending,
-    /// Its answer is part of the copy.
+    /// It has answered; the job's copy of the type has the answer in it.
     Answered,
 }
 
@@ -51,9 +51,9 @@ pub enum HookState {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct HookAnswer {
-    /// Of all members.
+    /// Variables of all members.
     pub environment: Vec<EnvTemplate>,
-    /// By replica type.
+    /// Variables of the members of each replica type.
     pub replica_types: BTreeMap<String, Vec<EnvTemplate>>,
 }
 

@@ -5,7 +5,7 @@ use crate::manifest::{PeerForm, PeersForm};
 /// A part of a text. `$${` is the text `${`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplatePart {
-    /// As it is written.
+    /// Text without a value.
     Text(String),
     /// A value that does not change while the member runs.
     Value(EnvValue),
@@ -17,14 +17,14 @@ pub enum TemplatePart {
         replica_type: String,
         /// Index of the member.
         index: u32,
-        /// What of its address.
+        /// Host, port, or both.
         form: PeerForm,
     },
     /// Members of a type that have nodes: `${hosts:Worker}`, `${lines:Worker}`, `${addresses:Worker}`.
     All {
         /// The replica type.
         replica_type: String,
-        /// How they are written.
+        /// Hosts or addresses, and how they are separated.
         form: PeersForm,
     },
 }
@@ -32,13 +32,13 @@ pub enum TemplatePart {
 /// A value that does not depend on where members are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnvValue {
-    /// `${job}`
+    /// `${job}`: name of the job.
     Job,
-    /// `${namespace}`
+    /// `${namespace}`: namespace of the job.
     Namespace,
     /// `${type}`: in lower case, as in names of pods.
     Type,
-    /// `${index}`
+    /// `${index}`: of the member in its replica type, from 0.
     Index,
     /// `${rank}`: among all members, by the order of the replica types.
     Rank,
