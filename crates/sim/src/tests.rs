@@ -16,6 +16,9 @@ const SEEDS: std::ops::Range<u64> = 0..700;
 /// Services 508 (invariant 6): a snapshot is restored that has a pod which was removed since; its controller is deleted
 /// and created again while a deposed leader still answers a farm's watch of labels. The owner of the new record does not
 /// know that pod, and has one more than desired until the watch is answered.
+///
+/// Not among them, and not traced yet: mixed 171442373 (invariant 13), a fresh seed. A transfer off a node that was down
+/// for a moment is undone, and begun again 30 s later although the node is fit.
 const OPEN: [(Scenario, u64); 1] = [(Scenario::Services, 508)];
 
 /// Those of worlds with CronJobs and JobFlows, which take longer.
